@@ -24,8 +24,9 @@ from flashnext.checkpoint.names import (
     text_specs,
     vision_specs,
 )
-from flashnext.checkpoint.safetensors import TensorRef
+from flashnext.checkpoint.safetensors import TensorRef, tensor_bytes
 from flashnext.checkpoint.shards import Shards, open_shards
+from flashnext.checkpoint.summary import Summary, summarize_parts
 from flashnext.errors import CheckpointError
 
 _FLOATS = ("BF16", "F32")
@@ -52,10 +53,7 @@ class TensorView:
     @property
     def nbytes(self) -> int:
         """Bytes of the tensor's elements, without what lies between them."""
-        size = {"BF16": 2, "F32": 4, "U32": 4, "I64": 8}[self.dtype]
-        for n in self.shape:
-            size *= n
-        return size
+        return tensor_bytes(self.dtype, self.shape)
 
 
 @dataclass(frozen=True)
@@ -91,6 +89,22 @@ class Checkpoint:
             CheckpointError: The file can no longer be read.
         """
         return read_view(self.files, self.tensors[name])
+
+    def summary(self) -> Summary:
+        """Sizes by part, and what a person wants to know before serving it."""
+        c = self.config
+        sizes = {name: view.nbytes for name, view in self.tensors.items()}
+        dtypes = {name: view.dtype for name, view in self.tensors.items()}
+        parts = summarize_parts(c, sizes, dtypes, self.affine)
+        return Summary(
+            path=str(self.path), layout=self.layout, files=len(self.files), size_bytes=sum(sizes.values()),
+            values=sum(part.values for part in parts.values()), n_layers=c.n_layers,
+            n_attention_layers=sum(c.attention_layers), hidden_size=c.hidden_size, vocab_size=c.vocab_size,
+            n_experts=c.n_experts, top_k=c.top_k, context=c.default_context, largest_context=c.largest_context,
+            rope_type=c.rope_type, norms="w" if self.zero_centred else "1 + w", draft_head=c.n_mtp_layers > 0,
+            vision_tower=c.vision is not None, stop_tokens=self.stop_tokens, segment_token=c.segment_token, parts=parts,
+            warnings=self.warnings,
+        )  # fmt: skip
 
 
 def read_view(files: tuple[Path, ...], view: TensorView) -> bytes:

@@ -37,6 +37,14 @@ class TensorSpec:
     kind: Kind
 
 
+def model_specs(c: ModelConfig) -> Iterator[TensorSpec]:
+    """All tensors of a model: text, then the draft head and the vision tower where the config has them."""
+    yield from text_specs(c)
+    if c.n_mtp_layers:
+        yield from mtp_specs(c)
+    yield from vision_specs(c)
+
+
 def text_specs(c: ModelConfig) -> Iterator[TensorSpec]:
     """The tensors of the text model, head included."""
     yield TensorSpec("embed_tokens.weight", (c.vocab_size, c.hidden_size), Kind.MATRIX)

@@ -53,7 +53,7 @@ def quantize(weights: UInt16, bits: int, group: int) -> tuple[UInt32, UInt16, UI
     Raises:
         InvalidArgument: Bits, group or shape are not supported, or a weight is NaN or infinite.
     """
-    _check(bits, group)
+    check_affine(bits, group)
     if weights.ndim < 1 or weights.shape[-1] % group:
         raise InvalidArgument(f"rows of {weights.shape[-1:]} inputs cannot be cut into groups of {group}")
     rows, width = weights.shape[:-1], weights.shape[-1]
@@ -75,7 +75,8 @@ def quantize(weights: UInt16, bits: int, group: int) -> tuple[UInt32, UInt16, UI
     )
 
 
-def _check(bits: int, group: int) -> None:
+def check_affine(bits: int, group: int) -> None:
+    """Raise `InvalidArgument` for bits or a group that is not supported."""
     if bits not in SUPPORTED_BITS:
         raise InvalidArgument(f"bits is {bits}, but only {', '.join(map(str, SUPPORTED_BITS))} are supported")
     if group not in SUPPORTED_GROUPS:
@@ -135,7 +136,7 @@ def dequantize(
     words: UInt32, scales: UInt16, biases: UInt16, bits: int, group: int
 ) -> npt.NDArray[np.float64]:
     """scale * code + bias in float64, exact: (..., in * bits / 32) words to (..., in) values."""
-    _check(bits, group)
+    check_affine(bits, group)
     codes = unpack(words, bits).astype(np.float64)
     grouped = codes.reshape(*codes.shape[:-1], -1, group)
     s, b = (bf16_to_float32(a).astype(np.float64)[..., None] for a in (scales, biases))
