@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from rich.progress import (
     TimeRemainingColumn,
     TransferSpeedColumn,
 )
-from rich.table import Table
 
 from flashnext.checkpoint import open_checkpoint
 from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
@@ -51,14 +51,24 @@ def convert(parser: argparse.ArgumentParser) -> Run:
 
     def run(args: argparse.Namespace) -> None:
         columns = (
-            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn(),
+            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+            TimeRemainingColumn(),
         )  # fmt: skip
-        with Progress(*columns, console=Console(stderr=True)) as bars:
-            task = bars.add_task(f"{args.bits} bits, group {args.group}", total=None)
+        bars = Progress(*columns, console=Console(stderr=True))
+        task = bars.add_task(f"{args.bits} bits, group {args.group}", total=None)
+
+        def advance(done: int, total: int) -> None:
+            bars.start()  # only once, and not before there is progress, so that a refusal is one line
+            bars.update(task, completed=done, total=total)
+
+        try:
             convert_checkpoint(
                 args.source, args.target, bits=args.bits, group=args.group, table_group=args.table_group,
-                progress=lambda done, total: bars.update(task, completed=done, total=total),
+                progress=advance,
             )  # fmt: skip
+        finally:
+            if bars.live.is_started:
+                bars.stop()
         print(f"{args.target}: {_gib(open_checkpoint(args.target).summary().size_bytes)}")
 
     return run
@@ -83,7 +93,7 @@ COMMANDS = (convert, inspect)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `flashnext ARGV` and return the exit status: 0, 1 after an error that is told in one line, 130 after Ctrl-C."""
+    """Run `flashnext ARGV`; the exit status is 0, 1 after an error (told in one line), 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="flashnext", description="Tools around flashnext checkpoints.")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
@@ -93,6 +103,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         args.run(args)
+        sys.stdout.flush()
+    except (
+        BrokenPipeError
+    ):  # whoever reads our output has seen enough; the interpreter must not flush again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except FlashnextError as error:
         print(f"flashnext: {error}", file=sys.stderr)
         return 1
@@ -106,14 +121,13 @@ def _gib(size_bytes: int) -> str:
 
 
 def _print_summary(s: Summary) -> None:
-    console = Console(highlight=False)
-    facts = Table.grid(padding=(0, 2))
     rope = "plain rope" if s.rope_type == "default" else "YaRN"
-    for name, value in (
+    facts = (
         ("folder", s.path),
         (
             "layout",
-            f"{'Hugging Face' if s.layout == 'hf' else 'MLX'}, {s.files} file{'s' * (s.files > 1)}, {_gib(s.size_bytes)}",
+            f"{'Hugging Face' if s.layout == 'hf' else 'MLX'}, {_count(s.files, 'file')}, "
+            f"{_gib(s.size_bytes)}",
         ),
         ("model", f"{s.values:,} values, hidden {s.hidden_size}, vocabulary {s.vocab_size}"),
         (
@@ -126,15 +140,16 @@ def _print_summary(s: Summary) -> None:
         ("draft head", "yes" if s.draft_head else "no"),
         ("vision tower", "yes" if s.vision_tower else "no"),
         ("stop tokens", ", ".join(map(str, s.stop_tokens))),
-    ):
-        facts.add_row(name, value)
-    parts = Table(box=None, padding=(0, 2, 0, 0))
-    parts.add_column("part")
-    parts.add_column("values", justify="right")
-    parts.add_column("size", justify="right")
-    parts.add_column("matrices")
+    )
+    for name, value in facts:
+        print(f"{name:<14}{value}")
+    print(f"\n{'part':<20}{'values':>18}{'size':>13}  matrices")
     for name, part in s.parts.items():
-        parts.add_row(name, f"{part.values:,}", _gib(part.size_bytes), "; ".join(sorted(part.storage)))
-    console.print(facts, "", parts, sep="\n", soft_wrap=True, markup=False)
+        storage = "; ".join(sorted(part.storage))
+        print(f"{name:<20}{part.values:>18,}{_gib(part.size_bytes):>13}  {storage}".rstrip())
     for warning in s.warnings:
         print(f"flashnext: warning: {warning}", file=sys.stderr)
+
+
+def _count(n: int, word: str) -> str:
+    return f"{n} {word}" if n == 1 else f"{n} {word}s"

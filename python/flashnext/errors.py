@@ -1,4 +1,4 @@
-"""The exceptions of flashnext: one tree, each class also the fitting builtin, so that plain `except ValueError` works."""
+"""The exceptions of flashnext: one tree, in which each class is also the fitting builtin."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ class FlashnextError(Exception):
 
 
 class InvalidArgument(FlashnextError, ValueError):
-    """A caller's argument is out of its range; the text names the argument, what is allowed and what was found."""
+    """An argument is out of its range; the text names it, what is allowed and what was found."""
 
 
 class CheckpointError(FlashnextError, ValueError):
-    """A checkpoint folder cannot be used; the text names file, tensor or field, what was expected and what was found."""
+    """A checkpoint cannot be used; the text names file, tensor or field, what was expected and found."""
 
 
 class OutOfMemory(FlashnextError, MemoryError):

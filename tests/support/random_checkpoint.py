@@ -1,8 +1,9 @@
-"""Complete, valid, seeded random checkpoints in both layouts, and their weights in float64 for use as an oracle.
+"""Complete, valid, seeded random checkpoints in both layouts, and their weights in float64 for use as an
+oracle.
 
-Values keep activations near unit size: a matrix has the standard deviation gain / sqrt(inputs), and the zero-centred norms
-are multiples of 1/128 so that 1 + w is exact in bfloat16. Every tensor depends on its canonical name and the seed alone, so
-both layouts of one seed carry the same numbers.
+Values keep activations near unit size: a matrix has the standard deviation gain / sqrt(inputs), and the
+zero-centred norms are multiples of 1/128 so that 1 + w is exact in bfloat16. Every tensor depends on its
+canonical name and the seed alone, so both layouts of one seed carry the same numbers.
 """
 
 from __future__ import annotations
@@ -17,38 +18,40 @@ import numpy as np
 import numpy.typing as npt
 
 from flashnext.checkpoint import ModelConfig, open_checkpoint, parse_config
-from flashnext.checkpoint.layout import read_view
 from flashnext.checkpoint.names import Kind, TensorSpec, hf_name, mlx_name, mtp_specs, text_specs
 from flashnext.checkpoint.quantize import bf16_to_float32, dequantize, float32_to_bf16, quantize
+from flashnext.checkpoint.views import read_view
 from flashnext.checkpoint.writer import ShardedWriter, TensorPlan, write_json
 
 Float64 = npt.NDArray[np.float64]
 Array = npt.NDArray[Any]
 
-# text_config keys, small enough for a float64 oracle; every matrix input width is a multiple of 32, so that it quantizes.
-# Eight index heads make exact ties of block scores rare, and the budget of 32 makes selection bite.
-SMALL: Mapping[str, Any] = dict(
-    vocab_size=211, hidden_size=64, num_hidden_layers=4, full_attention_interval=4, num_attention_heads=4,
-    num_key_value_heads=2, head_dim=32, max_position_embeddings=4096, rms_norm_eps=1e-6, hidden_act="silu",
-    linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=16, linear_value_head_dim=32,
-    linear_conv_kernel_dim=4, output_gate_type="sigmoid", indexer_n_heads=8, indexer_kv_heads=1, indexer_head_dim=32,
-    indexer_budget=32, indexer_compress_ratio=4, num_experts=12, num_experts_per_tok=3, moe_intermediate_size=32,
-    shared_expert_intermediate_size=32, norm_topk_prob=True, hc_count=4, hc_lowrank=32, ple_layer_ids=[2],
-    ple_embed_dim=128, ple_conv_kernel_size=4, ngram_size=3, heads_per_ngram=2, ngram_vocab_size_base=97,
-    make_ngram_vocab_size_divisible_by=8, seed=1234, split_ngram_parts=2, eos_token_id=7, bos_token_id=7,
-    tie_word_embeddings=False, mtp_num_hidden_layers=1,
-)  # fmt: skip
+# text_config keys, small enough for a float64 oracle; every matrix input width is a multiple of 32, so that
+# it quantizes. Eight index heads make exact ties of block scores rare, and the budget of 32 makes selection
+# bite.
+SMALL: Mapping[str, Any] = {
+    "vocab_size": 211, "hidden_size": 64, "num_hidden_layers": 4, "full_attention_interval": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
+    "linear_conv_kernel_dim": 4, "output_gate_type": "sigmoid", "indexer_n_heads": 8, "indexer_kv_heads": 1,
+    "indexer_head_dim": 32, "indexer_budget": 32, "indexer_compress_ratio": 4, "num_experts": 12, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "norm_topk_prob": True, "hc_count": 4,
+    "hc_lowrank": 32, "ple_layer_ids": [2], "ple_embed_dim": 128, "ple_conv_kernel_size": 4, "ngram_size": 3,
+    "heads_per_ngram": 2, "ngram_vocab_size_base": 97, "make_ngram_vocab_size_divisible_by": 8, "seed": 1234,
+    "split_ngram_parts": 2, "eos_token_id": 7, "bos_token_id": 7, "tie_word_embeddings": False, "mtp_num_hidden_layers": 1,
+}  # fmt: skip
 
 # Standard deviation times sqrt(inputs), by the last part of a module's name; 1 where none is given.
 _GAINS = {
-    "input_mix_weight_down": 4.0, "input_mix_weight_up": 2.0, "block_inject_weight": 4.0, "gate": 3.0, "gate_proj": 2.0,
-    "up_proj": 2.0, "q_proj": 2.0, "k_proj": 2.0, "v_proj": 4.0, "o_proj": 2.0, "index_qk_proj": 2.0, "in_proj_qkv": 2.0,
-    "in_proj_z": 2.0, "in_proj_b": 2.0, "in_proj_a": 2.0, "shared_expert_gate": 2.0, "lm_head": 4.0,
+    "input_mix_weight_down": 4.0, "input_mix_weight_up": 2.0, "block_inject_weight": 4.0, "gate": 3.0,
+    "gate_proj": 2.0, "up_proj": 2.0, "q_proj": 2.0, "k_proj": 2.0, "v_proj": 4.0, "o_proj": 2.0,
+    "index_qk_proj": 2.0, "in_proj_qkv": 2.0, "in_proj_z": 2.0, "in_proj_b": 2.0, "in_proj_a": 2.0,
+    "shared_expert_gate": 2.0, "lm_head": 4.0,
 }  # fmt: skip
 
 
 def random_config(overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A raw config.json: `SMALL` with `overrides` (keys of text_config); rotary sections and layer types fit the sizes."""
+    """A raw config.json: `SMALL` with `overrides` (keys of text_config); rotary sections fit the sizes."""
     given = dict(overrides or {})
     text = dict(SMALL) | given
     if "layer_types" not in given:
@@ -69,21 +72,21 @@ def random_config(overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         rope["mrope_section"] = [len(range(0, half, 3)), len(range(1, half, 3)), len(range(2, half, 3))]
     text |= {"model_type": "qwen4_exp_text", "dtype": "bfloat16", "rope_parameters": rope}
     return {
-        "architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp", "tie_word_embeddings": False,
-        "text_config": text,
+        "architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp",
+        "tie_word_embeddings": False, "text_config": text,
     }  # fmt: skip
 
 
 def random_tensor(spec: TensorSpec, config: ModelConfig, seed: int) -> Array:
-    """The values of one tensor: bfloat16 bit patterns (uint16), or int64 for constants. Norms are zero-centred."""
+    """The values of one tensor: bfloat16 bit patterns (uint16), or int64 constants; norms as w."""
     name = spec.name
     if spec.kind is Kind.CONSTANT:
-        module = config.ple_layers.index(int(name.split(".")[1]))
+        at = config.ple_layers.index(int(name.split(".")[1]))
         tables = {
             "layer_multipliers": config.ngram_multipliers, "ngram_heads_vocab_sizes": config.ngram_sizes,
             "ngram_heads_offsets": config.ngram_offsets,
         }  # fmt: skip
-        return np.array(tables[name.rpartition(".")[2]][module], np.int64)
+        return np.array(tables[name.rpartition(".")[2]][at], np.int64)
     rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
     if name.endswith("A_log"):  # decay rates from 1 to 16
         values = np.log(rng.uniform(1, 16, spec.shape))
@@ -123,7 +126,8 @@ def write_random(
         seed: Of the weights.
         layout: "hf" (bf16) or "mlx" (affine).
         bits: Of the MLX layout's codes.
-        group: Inputs of a scale in the MLX layout; a module whose rows it does not divide gets 64 or 32 and an entry.
+        group: Inputs of a scale in the MLX layout; a module whose rows it does not divide gets 64 or 32 and
+            an entry.
         modules: MLX overrides by canonical module name: (bits, group), or None: kept in bf16.
         gamma: Whether the MLX layout stores norms as 1 + w; else as w.
         shard_bytes: Most tensor bytes of a shard.
@@ -192,7 +196,7 @@ def _mlx_tensors(
         module, kind = name.removesuffix(".weight"), kinds[name]
         choice = modules.get(module, (bits, group))
         if kind is Kind.MATRIX and choice is not None:
-            parts = quantize(x, *choice)
+            parts: list[Array] = list(quantize(x, *choice))
             for part, array in zip(("weight", "scales", "biases"), parts, strict=True):
                 out[mlx_name(f"{module}.{part}")] = array
         elif kind is Kind.NORM and gamma:
@@ -206,9 +210,10 @@ def weights_float64(path: Path) -> dict[str, Float64]:
     """The weights of a checkpoint as the float64 reference takes them, dequantized.
 
     Returns:
-        Arrays under the Hugging Face names without `model.language_model.`; the draft head's and the tower's keep `mtp.` and
-        `visual.`. Norms are zero-centred, experts fused to `mlp.experts.gate_up_proj` and `.down_proj`, the shards of an
-        n-gram table joined to `ngram_embedding.weight`, convolutions (channels, taps). Constants are left out.
+        Arrays under the Hugging Face names without `model.language_model.`; the draft head's and the tower's
+        keep `mtp.` and `visual.`. Norms are zero-centred, experts fused to `mlp.experts.gate_up_proj` and
+        `.down_proj`, the shards of an n-gram table joined to `ngram_embedding.weight`, convolutions
+        (channels, taps). Constants are left out.
     """
     checkpoint = open_checkpoint(path)
     norms = {

@@ -3,8 +3,9 @@
 from flashnext.checkpoint.affine import Affine
 from flashnext.checkpoint.config import ModelConfig, YarnConfig
 from flashnext.checkpoint.config_reader import parse_config
-from flashnext.checkpoint.layout import Checkpoint, TensorView, open_checkpoint
+from flashnext.checkpoint.layout import Checkpoint, open_checkpoint
 from flashnext.checkpoint.rope import rope_tables
+from flashnext.checkpoint.views import TensorView
 
 __all__ = [
     "Affine",

@@ -40,18 +40,20 @@ class Quantization:
     unknown: tuple[str, ...]
 
     def of(self, module: str) -> Affine | None:
-        """What the section says of a module that has scales, or None where it says that the module has none."""
+        """What the section says of a module that has scales; None where it says that it has none."""
         return self.modules.get(module, self.default)
 
 
 def parse_quantization(raw: Mapping[str, Any], where: str = "config.json: ") -> Quantization | None:
-    """Read `quantization` (or the older `quantization_config`) of a parsed config.json, at the top or under `text_config`.
+    """Read `quantization` (or the older `quantization_config`) of a parsed config.json, at the top or under
+    `text_config`.
 
     Returns:
         The section, or None for a checkpoint that has none.
 
     Raises:
-        CheckpointError: It asks for a mode, bits or a group that are not supported, or the two spellings disagree.
+        CheckpointError: It asks for a mode, bits or a group that are not supported, or the two spellings
+            disagree.
     """
     top = Fields(raw, where)
     found: list[tuple[str, Quantization]] = []
@@ -70,8 +72,8 @@ def _parse_section(section: Fields) -> Quantization:
     method = section.values.get("quant_method")
     if method not in (None, "affine", "mlx"):
         raise CheckpointError(
-            f"{section.name('quant_method')} is {shown(method)}, which flashnext does not support; use a bf16 checkpoint or "
-            "an MLX affine one"
+            f"{section.name('quant_method')} is {shown(method)}, which flashnext does not support; use a "
+            "bf16 checkpoint or an MLX affine one"
         )
     modules: dict[str, Affine | None] = {}
     unknown: list[str] = []
@@ -137,8 +139,8 @@ def derive_affine(
     rows, width = full[:-1], full[-1]
     if words[:-1] != rows or scales[:-1] != rows or biases != scales:
         raise CheckpointError(
-            f"{where}: expected words, scales and biases of {list(rows)} rows, found shapes {list(words)}, {list(scales)} "
-            f"and {list(biases)}"
+            f"{where}: expected words, scales and biases of {list(rows)} rows, found shapes {list(words)}, "
+            f"{list(scales)} and {list(biases)}"
         )
     groups = [g for g in SUPPORTED_GROUPS if width % g == 0 and width // g == scales[-1]]
     bits = [b for b in SUPPORTED_BITS if 32 * words[-1] == width * b]

@@ -21,7 +21,8 @@ class YarnConfig:
         original_max_position: The trained window, in tokens.
         beta_fast: Rotations over the trained window above which a frequency is kept.
         beta_slow: Rotations over the trained window below which a frequency is divided by `factor`.
-        attention_factor: What cos and sin are multiplied by, or None: derived from `factor` and the two mscales.
+        attention_factor: What cos and sin are multiplied by, or None: derived from `factor` and the two
+            mscales.
         mscale: Numerator weight of the derived attention factor, or None.
         mscale_all_dim: Denominator weight of the derived attention factor, or None.
         truncate: Whether the two borders are rounded outwards to whole dimensions.
@@ -50,8 +51,9 @@ class ModelConfig:
         index_budget: Tokens that a query may select from complete blocks of `index_ratio` tokens.
         output_gate: Activation of the DeltaNet output gate, "sigmoid" or "silu".
         ple_layers: 0-based layers with an n-gram embedding (PLE); the file counts from 1.
-        ngram_multipliers: For each PLE layer, `ngram_size` factors; `ngram_sizes` and `ngram_offsets` for each PLE layer
-            one entry a head; `ngram_rows` for each PLE layer the rows of its table, padding included.
+        ngram_multipliers: For each PLE layer, `ngram_size` factors; `ngram_sizes` and `ngram_offsets` for
+            each PLE layer one entry a head; `ngram_rows` for each PLE layer the rows of its table, padding
+            included.
         ngram_shards: Tensors that each table is cut into, of equal row counts.
         segment_token: The token that ends an n-gram segment (the text model's eos).
         text_eos: All eos ids of the text model; `segment_token` is the first.
@@ -110,7 +112,7 @@ class ModelConfig:
 
     @property
     def default_context(self) -> int:
-        """The context that the config itself asks for, in tokens: the trained window, or what its YaRN stretches it to."""
+        """The context that the config asks for, in tokens: the trained window, stretched by its YaRN."""
         if self.yarn is None:
             return self.max_position
         if self.max_position > self.yarn.original_max_position:

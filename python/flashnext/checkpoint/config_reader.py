@@ -26,8 +26,8 @@ def parse_config(raw: Mapping[str, Any], where: str = "config.json: ") -> ModelC
         where: How error sentences call the file; ends in a separator.
 
     Raises:
-        CheckpointError: A field is missing, has the wrong type or is out of range, two fields contradict each other, or the
-            file describes something that flashnext does not support.
+        CheckpointError: A field is missing, has the wrong type or is out of range, two fields contradict each
+            other, or the file describes something that flashnext does not support.
     """
     top = Fields(raw, where)
     nested = top.section("text_config")
@@ -46,13 +46,15 @@ def parse_config(raw: Mapping[str, Any], where: str = "config.json: ") -> ModelC
     kv_heads = text.integer("num_key_value_heads", 1, 2**12)
     if heads % kv_heads:
         raise CheckpointError(
-            f"{text.name('num_attention_heads')} is {heads}, which is not a multiple of num_key_value_heads {kv_heads}"
+            f"{text.name('num_attention_heads')} is {heads}, which is not a multiple of num_key_value_heads "
+            f"{kv_heads}"
         )
     k_heads = text.integer("linear_num_key_heads", 1, 2**12)
     v_heads = text.integer("linear_num_value_heads", 1, 2**12)
     if v_heads % k_heads:
         raise CheckpointError(
-            f"{text.name('linear_num_value_heads')} is {v_heads}, which is not a multiple of linear_num_key_heads {k_heads}"
+            f"{text.name('linear_num_value_heads')} is {v_heads}, which is not a multiple of "
+            f"linear_num_key_heads {k_heads}"
         )
     experts = text.integer("num_experts", 1, 2**16)
     top_k = text.integer("num_experts_per_tok", 1, experts)
@@ -68,21 +70,22 @@ def parse_config(raw: Mapping[str, Any], where: str = "config.json: ") -> ModelC
     ]
     return ModelConfig(
         vocab_size=vocab, hidden_size=hidden, n_layers=layers, attention_layers=attention, n_heads=heads,
-        n_kv_heads=kv_heads, head_dim=head_dim, rotary_dim=rotary_dim, mrope_section=sections, rope_theta=theta,
-        rope_type=rope_type, yarn=yarn, max_position=max_position, index_n_heads=index_heads, index_head_dim=index_dim,
-        index_budget=index_budget, index_ratio=index_ratio, linear_k_heads=k_heads, linear_v_heads=v_heads,
+        n_kv_heads=kv_heads, head_dim=head_dim, rotary_dim=rotary_dim, mrope_section=sections,
+        rope_theta=theta, rope_type=rope_type, yarn=yarn, max_position=max_position,
+        index_n_heads=index_heads, index_head_dim=index_dim, index_budget=index_budget,
+        index_ratio=index_ratio, linear_k_heads=k_heads, linear_v_heads=v_heads,
         linear_k_dim=text.integer("linear_key_head_dim", 1, 2**12),
         linear_v_dim=text.integer("linear_value_head_dim", 1, 2**12),
-        linear_conv=text.integer("linear_conv_kernel_dim", 1, 64),
-        output_gate=_output_gate(text), n_experts=experts, top_k=top_k,
-        moe_width=text.integer("moe_intermediate_size", 1, 2**16),
+        linear_conv=text.integer("linear_conv_kernel_dim", 1, 64), output_gate=_output_gate(text),
+        n_experts=experts, top_k=top_k, moe_width=text.integer("moe_intermediate_size", 1, 2**16),
         shared_width=text.integer("shared_expert_intermediate_size", 1, 2**16),
         hc_count=text.integer("hc_count", 2, 64), hc_rank=text.integer("hc_lowrank", 1, 2**16),
         ple_layers=ple_layers, ple_dim=ple_dim, ple_conv=text.integer("ple_conv_kernel_size", 1, 64, 4),
         ngram_size=ngram_size, heads_per_ngram=ngram_heads, ngram_shards=shards,
-        ngram_multipliers=tuple(c.multipliers for c in constants), ngram_sizes=tuple(c.sizes for c in constants),
-        ngram_offsets=tuple(c.offsets for c in constants), ngram_rows=tuple(c.rows for c in constants),
-        segment_token=eos[0], text_eos=eos, rms_eps=text.number("rms_norm_eps", 1e-12, 1e-1), n_mtp_layers=_mtp(text, theta),
+        ngram_multipliers=tuple(c.multipliers for c in constants),
+        ngram_sizes=tuple(c.sizes for c in constants), ngram_offsets=tuple(c.offsets for c in constants),
+        ngram_rows=tuple(c.rows for c in constants), segment_token=eos[0], text_eos=eos,
+        rms_eps=text.number("rms_norm_eps", 1e-12, 1e-1), n_mtp_layers=_mtp(text, theta),
         image_token=media[0], video_token=media[1], vision_start_token=media[2], vision_end_token=media[3],
         vision=_vision(top, hidden),
     )  # fmt: skip
@@ -95,8 +98,8 @@ def _check_model_type(top: Fields, text: Fields, nested: bool) -> None:
         found = fields.text("model_type")
         if found not in types:
             raise CheckpointError(
-                f"{fields.name('model_type')} is {shown(found)}, but flashnext serves only the Qwen3.8-Flash-Next family "
-                f"({', '.join(types)})"
+                f"{fields.name('model_type')} is {shown(found)}, but flashnext serves only the "
+                f"Qwen3.8-Flash-Next family ({', '.join(types)})"
             )
 
 
@@ -124,8 +127,8 @@ def _attention_layers(text: Fields, layers: int) -> tuple[bool, ...]:
         for name in names:
             if name != "linear_attention" and name not in _ATTENTION_TYPES:
                 raise CheckpointError(
-                    f"{text.name('layer_types')} holds {shown(name)}, but flashnext supports only linear_attention and "
-                    f"{', '.join(_ATTENTION_TYPES)}"
+                    f"{text.name('layer_types')} holds {shown(name)}, but flashnext supports only "
+                    f"linear_attention and {', '.join(_ATTENTION_TYPES)}"
                 )
         kinds = tuple(name in _ATTENTION_TYPES for name in names)
     if not any(kinds):
@@ -138,8 +141,8 @@ def _attention_layers(text: Fields, layers: int) -> tuple[bool, ...]:
 def _rope(
     text: Fields, head_dim: int, max_position: int
 ) -> tuple[str, float, int, tuple[int, int, int], YarnConfig | None]:
-    # transformers reads the older key `rope_scaling` in preference to `rope_parameters`, and lets rope_theta and
-    # partial_rotary_factor beside the section stand in for missing ones inside it.
+    # transformers reads the older key `rope_scaling` in preference to `rope_parameters`, and lets rope_theta
+    # and partial_rotary_factor beside the section stand in for missing ones inside it.
     rope = (
         text.section("rope_scaling")
         or text.section("rope_parameters")
@@ -152,8 +155,8 @@ def _rope(
     rotary_dim = int(head_dim * partial)
     if rotary_dim < 2 or rotary_dim % 2:
         raise CheckpointError(
-            f"{rope.name('partial_rotary_factor')} is {partial:g} of head_dim {head_dim}, which gives {rotary_dim} rotary "
-            "dimensions; an even number from 2 is needed"
+            f"{rope.name('partial_rotary_factor')} is {partial:g} of head_dim {head_dim}, which gives "
+            f"{rotary_dim} rotary dimensions; an even number from 2 is needed"
         )
     rope.must_be("mrope_interleaved", True, "the rotary axes are interleaved")
     sections = rope.integers("mrope_section", 0, 2**12, 3, (11, 11, 10))
@@ -163,8 +166,8 @@ def _rope(
     half = rotary_dim // 2
     if time + height + width != half or max(3 * height - 2, 3 * width - 1) >= half:
         raise CheckpointError(
-            f"{rope.name('mrope_section')} is {list(sections)}, which does not interleave over the {half} rotary frequencies "
-            f"of head_dim {head_dim}"
+            f"{rope.name('mrope_section')} is {list(sections)}, which does not interleave over the {half} "
+            f"rotary frequencies of head_dim {head_dim}"
         )
     kind_field = "rope_type" if "rope_type" in rope else "type"
     kind = rope.text(kind_field, "default")
@@ -172,7 +175,8 @@ def _rope(
         return kind, theta, rotary_dim, (time, height, width), None
     if kind != "yarn":
         raise CheckpointError(
-            f"{rope.name(kind_field)} is {shown(kind)}, which flashnext does not support; only default and yarn are"
+            f"{rope.name(kind_field)} is {shown(kind)}, which flashnext does not support; only default and "
+            "yarn are"
         )
     return kind, theta, rotary_dim, (time, height, width), _yarn(text, rope, max_position)
 
@@ -205,17 +209,20 @@ def _index(text: Fields, rotary_dim: int) -> tuple[int, int, int, int]:
     dim = text.integer("indexer_head_dim", 2, 2**12)
     if dim < rotary_dim:
         raise CheckpointError(
-            f"{text.name('indexer_head_dim')} is {dim}, which is less than the {rotary_dim} rotary dimensions of a head"
+            f"{text.name('indexer_head_dim')} is {dim}, which is less than the {rotary_dim} rotary "
+            "dimensions of a head"
         )
     ratio = text.integer("indexer_compress_ratio", 1, 2**16)
     if PAGE_TOKENS % ratio:
         raise CheckpointError(
-            f"{text.name('indexer_compress_ratio')} is {ratio}, which does not divide the {PAGE_TOKENS} tokens of a cache page"
+            f"{text.name('indexer_compress_ratio')} is {ratio}, which does not divide the {PAGE_TOKENS} "
+            "tokens of a cache page"
         )
     budget = text.integer("indexer_budget", 1, 2**24)
     if budget % ratio:
         raise CheckpointError(
-            f"{text.name('indexer_budget')} is {budget}, which is not a multiple of indexer_compress_ratio {ratio}"
+            f"{text.name('indexer_budget')} is {budget}, which is not a multiple of indexer_compress_ratio "
+            f"{ratio}"
         )
     return heads, dim, budget, ratio
 
@@ -240,8 +247,8 @@ def _ple_layers(text: Fields, layers: int, attention: tuple[bool, ...]) -> tuple
     for layer in ple_layers:
         if attention[layer]:
             raise CheckpointError(
-                f"{text.name('ple_layer_ids')} names layer {layer + 1} (counted from 1), which is an attention layer; an "
-                "n-gram embedding is supported on linear_attention layers only"
+                f"{text.name('ple_layer_ids')} names layer {layer + 1} (counted from 1), which is an "
+                "attention layer; an n-gram embedding is supported on linear_attention layers only"
             )
     return ple_layers
 
@@ -261,12 +268,14 @@ def _ngram(
     )  # fmt: skip
     if modules and dim % ((size - 1) * heads):
         raise CheckpointError(
-            f"{text.name('ple_embed_dim')} is {dim}, which is not a multiple of the {(size - 1) * heads} n-gram heads"
+            f"{text.name('ple_embed_dim')} is {dim}, which is not a multiple of the {(size - 1) * heads} "
+            "n-gram heads"
         )
     for module in constants:
         if module.rows % shards:
             raise CheckpointError(
-                f"{text.name('split_ngram_parts')} is {shards}, which does not divide the {module.rows} rows of the n-gram table"
+                f"{text.name('split_ngram_parts')} is {shards}, which does not divide the {module.rows} rows "
+                "of the n-gram table"
             )
     return dim, size, heads, shards, constants
 

@@ -1,4 +1,4 @@
-"""Turning a bf16 checkpoint into the MLX affine layout: streamed, bounded in memory, complete or not there at all."""
+"""Turning a bf16 checkpoint into the MLX affine layout: streamed, bounded in memory, all or nothing."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ import numpy.typing as npt
 
 from flashnext.checkpoint.affine import Affine
 from flashnext.checkpoint.folder import find_file, need_file, read_json
-from flashnext.checkpoint.layout import Checkpoint, TensorView, open_checkpoint, read_floats, read_view
+from flashnext.checkpoint.layout import Checkpoint, open_checkpoint
 from flashnext.checkpoint.names import Kind, TensorSpec, mlx_name, model_specs
 from flashnext.checkpoint.quantize import check_affine, float32_to_bf16, quantize
+from flashnext.checkpoint.views import TensorView, read_floats, read_view
 from flashnext.checkpoint.writer import ShardedWriter, TensorPlan, write_json
 from flashnext.errors import CheckpointError, InvalidArgument
 
 SHARD_BYTES = 5_000_000_000
 COPIED_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt",
     "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
     "video_preprocessor_config.json", "processor_config.json", "LICENSE",
 )  # fmt: skip
@@ -59,8 +61,9 @@ def convert(
 ) -> None:
     """Write `target`, an MLX affine checkpoint with the weights of `source`.
 
-    Every matrix is quantized as `mlx.core.quantize` would; router, norms (stored as 1 + w), convolutions, n-gram constants
-    and the vision tower are kept. The work goes into a folder beside `target` that gets its name when all is written.
+    Every matrix is quantized as `mlx.core.quantize` would; router, norms (stored as 1 + w), convolutions,
+    n-gram constants and the vision tower are kept. The work goes into a folder beside `target` that gets its
+    name when all is written.
 
     Args:
         source: A bf16 checkpoint folder in either layout.
@@ -73,7 +76,8 @@ def convert(
 
     Raises:
         InvalidArgument: Bits or a group are not supported.
-        CheckpointError: The source cannot be used or quantized so, the target is in the way, or the disk is too full.
+        CheckpointError: The source cannot be used or quantized so, the target is in the way, or the disk is
+            too full.
     """
     for size in (group, table_group or group):
         check_affine(bits, size)
@@ -114,7 +118,8 @@ def _check_disk(target: Path, size: int) -> None:
     free = shutil.disk_usage(target.resolve().parent).free
     if free < size + _SPARE_BYTES:
         raise CheckpointError(
-            f"{target} needs {(size + _SPARE_BYTES) / 1e9:.2f} GB, but its disk has only {free / 1e9:.2f} GB free"
+            f"{target} needs {(size + _SPARE_BYTES) / 1e9:.2f} GB, but its disk has only {free / 1e9:.2f} GB "
+            "free"
         )
 
 
@@ -122,7 +127,8 @@ def _plan_steps(checkpoint: Checkpoint, body: Affine, table: Affine) -> list[Ste
     if checkpoint.affine:
         module = next(iter(checkpoint.affine))
         raise CheckpointError(
-            f"{checkpoint.path} is quantized already ({module} has {checkpoint.affine[module]}); convert the bf16 checkpoint"
+            f"{checkpoint.path} is quantized already ({module} has {checkpoint.affine[module]}); convert the "
+            "bf16 checkpoint"
         )
     steps = []
     for spec in model_specs(checkpoint.config):
@@ -135,15 +141,15 @@ def _plan_steps(checkpoint: Checkpoint, body: Affine, table: Affine) -> list[Ste
             if spec.shape[-1] % affine.group:
                 hint = "--table-group" if affine is table and _TABLE in spec.name else "--group"
                 raise CheckpointError(
-                    f"{checkpoint.path}: tensor {spec.name} has rows of {spec.shape[-1]} inputs, which groups of "
-                    f"{affine.group} do not divide; choose a smaller {hint}"
+                    f"{checkpoint.path}: tensor {spec.name} has rows of {spec.shape[-1]} inputs, which "
+                    f"groups of {affine.group} do not divide; choose a smaller {hint}"
                 )
         steps.append(Step(spec, view, affine))
     return steps
 
 
 def _section(steps: list[Step], default: Affine) -> dict[str, Any]:
-    """The quantization section of config.json, with an entry for each module that differs from the default."""
+    """The quantization section of config.json, with an entry for each module that is not as the default."""
     section: dict[str, Any] = {"group_size": default.group, "bits": default.bits, "mode": "affine"}
     for step in steps:
         if step.affine is not None and step.affine != default:
@@ -201,7 +207,7 @@ def _finish(waiting: collections.deque[tuple[int, Future[Pieces]]], writer: Shar
 
 
 def _jobs(checkpoint: Checkpoint, steps: list[Step]) -> Iterator[tuple[int, Callable[[], Pieces]]]:
-    """Yield (source bytes, function that makes the output pieces), in the order in which pieces must be written."""
+    """Yield (source bytes, function that makes the output pieces), in the order of writing."""
     for step in steps:
         if step.affine is None:
             yield step.view.nbytes, functools.partial(_kept, checkpoint, step)
@@ -225,7 +231,7 @@ def _quantized(checkpoint: Checkpoint, step: Step, piece: TensorView) -> Pieces:
     assert step.affine is not None
     weights = np.frombuffer(read_view(checkpoint.files, piece), "<u2").reshape(piece.shape)
     try:
-        parts = quantize(weights, step.affine.bits, step.affine.group)
+        parts: list[npt.NDArray[Any]] = list(quantize(weights, step.affine.bits, step.affine.group))
     except InvalidArgument as error:
         raise CheckpointError(f"{checkpoint.files[piece.file]}: tensor {step.spec.name}: {error}") from None
     module = mlx_name(step.spec.name).removesuffix(".weight")

@@ -26,11 +26,18 @@ def shown(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
+def shown_path(path: object) -> str:
+    """A path as it is where it is printable and of usual length, else like `shown`."""
+    text = str(path)
+    return text if text.isprintable() and len(text) <= 1000 else shown(text, 200)
+
+
 class Fields:
     """One JSON object and the name by which errors call it.
 
-    Every getter returns a value of the asked type within the asked range, or raises `CheckpointError` with a sentence that
-    names the field, what is allowed and what was found. A field that is absent or null takes `default`.
+    Every getter returns a value of the asked type within the asked range, or raises `CheckpointError` with a
+    sentence that names the field, what is allowed and what was found. A field that is absent or null takes
+    `default`.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
@@ -142,5 +149,6 @@ class Fields:
             value != supported or isinstance(value, bool) != isinstance(supported, bool)
         ):
             raise CheckpointError(
-                f"{self.name(field)} is {shown(value)}, which flashnext does not support: {why}; only {shown(supported)} is"
+                f"{self.name(field)} is {shown(value)}, which flashnext does not support: {why}; only "
+                f"{shown(supported)} is"
             )

@@ -1,4 +1,4 @@
-"""Opening files of an untrusted checkpoint folder: nothing outside it, nothing but regular files, strict JSON."""
+"""Opening files of an untrusted checkpoint folder: none outside it, regular files only, strict JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flashnext.checkpoint.fields import shown
+from flashnext.checkpoint.fields import shown, shown_path
 from flashnext.errors import CheckpointError
 
 JSON_LIMIT_BYTES = 100_000_000
@@ -24,14 +24,18 @@ def open_folder(path: str | Path) -> Path:
         if folder.is_dir():
             return folder.resolve(strict=True)
     except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{shown(str(path))} cannot be opened: {error}") from None
+        raise CheckpointError(f"{shown_path(path)} cannot be opened: {_reason(error)}") from None
     if folder.exists():
         raise CheckpointError(
             f"{folder} is a file; a checkpoint is a folder with config.json and .safetensors files"
         )
     raise CheckpointError(
-        f"{shown(str(path))} does not exist; a checkpoint is a folder with config.json in it"
+        f"{shown_path(path)} does not exist; a checkpoint is a folder with config.json in it"
     )
+
+
+def _reason(error: Exception) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or shown(str(error))
 
 
 def find_file(folder: Path, name: str) -> Path | None:
@@ -45,7 +49,8 @@ def find_file(folder: Path, name: str) -> Path | None:
         name: A plain file name.
 
     Raises:
-        CheckpointError: `name` is a path, or the entry is no regular file, is a broken link or leads out of the folder.
+        CheckpointError: `name` is a path, or the entry is no regular file, is a broken link or leads out of
+            the folder.
     """
     if not name or name in (".", "..") or "/" in name or "\\" in name or "\0" in name:
         raise CheckpointError(
@@ -62,7 +67,7 @@ def find_file(folder: Path, name: str) -> Path | None:
             ) from None
         return None
     except (OSError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{folder}: {shown(name)} cannot be opened: {error}") from None
+        raise CheckpointError(f"{folder}: {shown(name)} cannot be opened: {_reason(error)}") from None
     if not any(real.is_relative_to(root) for root in _roots(folder)):
         raise CheckpointError(
             f"{entry} is a link that leads out of the folder, to {real}; copy the file into the folder"
@@ -102,8 +107,10 @@ def parse_json(data: bytes, where: str) -> dict[str, Any]:
         out = dict(pairs)
         if len(out) != len(pairs):
             seen: set[str] = set()
-            twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
-            raise CheckpointError(f"{where} has the key {shown(twice)} twice in one object")
+            for key, _ in pairs:
+                if key in seen:
+                    raise CheckpointError(f"{where} has the key {shown(key)} twice in one object")
+                seen.add(key)
         return out
 
     def constant(name: str) -> NoReturn:

@@ -1,7 +1,9 @@
-"""The tensors that a model of given sizes has: canonical name, shape and kind of each, and how each layout spells them.
+"""The tensors that a model of given sizes has: canonical name, shape and kind of each, and how each layout
+spells them.
 
-Canonical names are the Hugging Face names without `model.language_model.`; `lm_head.`, `mtp.` and `visual.` keep these short
-prefixes. Routed experts are three tensors `mlp.experts.{gate,up,down}_proj.weight` of shape (experts, out, in) in both layouts.
+Canonical names are the Hugging Face names without `model.language_model.`; `lm_head.`, `mtp.` and `visual.`
+keep these short prefixes. Routed experts are three tensors `mlp.experts.{gate,up,down}_proj.weight` of shape
+(experts, out, in) in both layouts.
 """
 
 from __future__ import annotations
@@ -198,7 +200,8 @@ def detect_layout(names: Iterable[str]) -> str:
 def canonical_name(name: str, layout: str) -> str | None:
     """The canonical spelling of a file's tensor name, or None where the layout has no such prefix.
 
-    The fused `mlp.experts.gate_up_proj` of the HF layout keeps its name; `.weight` is added to both expert tensors.
+    The fused `mlp.experts.gate_up_proj` of the HF layout keeps its name; `.weight` is added to both expert
+    tensors.
     """
     tables = (_MLX_PREFIXES if layout == "mlx" else _HF_PREFIXES, _FLAT_PREFIXES)
     for table in tables:
@@ -223,7 +226,7 @@ def mlx_name(name: str) -> str:
 
 
 def hf_name(name: str) -> str:
-    """How the Hugging Face layout spells a canonical name; experts come as its `gate_up_proj` and `down_proj`."""
+    """How the Hugging Face layout spells a canonical name, its fused `gate_up_proj` included."""
     if name.endswith((".mlp.experts.gate_up_proj.weight", ".mlp.experts.down_proj.weight")):
         name = name.removesuffix(".weight")
     if name.startswith(("lm_head.", "mtp.")):

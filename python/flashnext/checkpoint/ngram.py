@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 _MASK = 2**64 - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-# Miller-Rabin with these bases decides every n below 3.3e24 (Sorenson and Webster 2015), far above any table here.
+# Miller-Rabin with these bases decides every n below 3.3e24 (Sorenson and Webster 2015), far above any table
+# here.
 _WITNESSES = (2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41)
 
 
@@ -68,7 +69,8 @@ def ngram_constants(
     seed: int,
     modules: int,
 ) -> tuple[NgramConstants, ...]:
-    """Derive the constants of `modules` PLE modules; module p continues the primes after those of module p - 1.
+    """Derive the constants of `modules` PLE modules; each continues the primes of the one
+    before.
 
     Products of a token id and a multiplier stay below 2^63, so the hash never wraps.
 

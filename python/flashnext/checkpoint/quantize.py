@@ -1,9 +1,11 @@
 """Affine quantization in numpy, bit-equal to `mlx.core.quantize` for bfloat16 input, and its inverse.
 
-Per group of consecutive inputs, in float32: the scale is the span over the largest code, negative unless the lower end is
-the larger one in size; that end (the edge) becomes the bias and gets a whole number of steps from zero, so that zero stays
-exact; codes come from the unrounded scale and bias, which are stored rounded to bfloat16.
-Source: mlx 0.32, `mlx/backend/cpu/quantized.cpp`; confirmed by comparison in tests/checkpoint/test_quantize.py.
+Per group of consecutive inputs, in float32: the scale is the span over the largest code, negative unless the
+lower end is the larger one in size; that end (the edge) becomes the bias and gets a whole number of steps
+from zero, so that zero stays exact; codes come from the unrounded scale and bias, which are stored rounded to
+bfloat16.
+Source: mlx 0.32, `mlx/backend/cpu/quantized.cpp`; confirmed by comparison in
+tests/checkpoint/test_quantize.py.
 """
 
 from __future__ import annotations
@@ -110,7 +112,7 @@ def _quantize_groups(w: Float32, bits: int) -> tuple[npt.NDArray[np.uint8], Floa
 
 
 def pack(codes: npt.NDArray[np.uint8], bits: int) -> UInt32:
-    """Codes (..., in), each below 2^bits, as little-endian bit streams of words, (..., in * bits / 32); 32 divides `in`."""
+    """Codes (..., in) below 2^bits as one bit stream a row, (..., in * bits / 32) words; 32 divides `in`."""
     eight = codes.reshape(-1, 8).astype(np.uint64)
     stream = np.zeros(len(eight), np.uint64)
     for i in range(8):

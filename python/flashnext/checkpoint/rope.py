@@ -16,22 +16,24 @@ Float32 = npt.NDArray[np.float32]
 def rope_tables(config: ModelConfig, context: int) -> tuple[Float32, float]:
     """The rotary frequencies that serve sequences of up to `context` tokens.
 
-    Up to the trained window the frequencies are the plain ones, unless config.json itself asks for YaRN. Beyond it static
-    YaRN with the family's factor of 4 is used for every position, whatever the context, so that a sequence's numbers do not
-    depend on how much longer it might have become.
+    Up to the trained window the frequencies are the plain ones, unless config.json itself asks for YaRN.
+    Beyond it static YaRN with the family's factor of 4 is used for every position, whatever the context, so
+    that a sequence's numbers do not depend on how much longer it might have become.
 
     Args:
         config: The model's sizes.
         context: Largest position count, prompt plus reply, in tokens; from 1 to `config.largest_context`.
 
     Returns:
-        The frequencies, (rotary_dim / 2,) float32, in radians a position, and the factor that multiplies cos and sin.
+        The frequencies, (rotary_dim / 2,) float32, in radians a position, and the factor that multiplies cos
+        and sin.
 
     Raises:
         InvalidArgument: `context` is not in its range.
 
-    Source: Peng et al. 2023 (YaRN); transformers 5.23, `_compute_yarn_parameters`, whose float32 steps these repeat. Powers
-    are rounded correctly here; a vectorized power elsewhere can be one unit in the last place off.
+    Source: Peng et al. 2023 (YaRN); transformers 5.23, `_compute_yarn_parameters`, whose float32 steps these
+    repeat. Powers are rounded correctly here; a vectorized power elsewhere can be one unit in the last place
+    off.
     """
     if not 1 <= context <= config.largest_context:
         raise InvalidArgument(

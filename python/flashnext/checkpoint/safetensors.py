@@ -1,7 +1,8 @@
 """Reading headers of the safetensors format, strictly and without touching the tensors.
 
-A file is eight bytes (little-endian length N), N bytes of JSON (name -> dtype, shape, data_offsets), then the tensors' bytes
-without holes. Source: the format's specification and reference reader (huggingface/safetensors, `tensor.rs`).
+A file is eight bytes (little-endian length N), N bytes of JSON (name -> dtype, shape, data_offsets), then the
+tensors' bytes without holes. Source: the format's specification and reference reader
+(huggingface/safetensors, `tensor.rs`).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from flashnext.errors import CheckpointError
 
 HEADER_LIMIT_BYTES: Final = 100_000_000  # the cap of the format's own reader
 
-# Bits an element. Names that flashnext cannot use are still known here, so that it can refuse a tensor by name.
+# Bits an element. Names that flashnext cannot use are still known here, so that it can refuse a tensor by
+# name.
 DTYPE_BITS: Final[Mapping[str, int]] = {
     "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
     "BOOL": 8, "U8": 8, "I8": 8, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -67,7 +69,8 @@ def read_header(path: Path) -> dict[str, TensorRef]:
                 )
             if length > size - 8:
                 raise CheckpointError(
-                    f"{path}: the header claims {length} bytes, but the file has only {size} bytes; fetch it again"
+                    f"{path}: the header claims {length} bytes, but the file has only {size} bytes; fetch it "
+                    "again"
                 )
             header = _exactly(file.read(length), length, path)
     except OSError as error:
@@ -116,12 +119,13 @@ def parse_header(header: bytes, data_bytes: int, path: Path) -> dict[str, Tensor
     if end - base > data_bytes:
         last = shown(refs[-1].name)
         raise CheckpointError(
-            f"{path}: the file is shorter than its header says: tensor {last} ends at data byte {end - base}, but only "
-            f"{data_bytes} bytes follow the header; fetch it again"
+            f"{path}: the file is shorter than its header says: tensor {last} ends at data byte "
+            f"{end - base}, but only {data_bytes} bytes follow the header; fetch it again"
         )
     if end - base < data_bytes:
         raise CheckpointError(
-            f"{path}: {data_bytes - (end - base)} bytes are left over after the last tensor; fetch the file again"
+            f"{path}: {data_bytes - (end - base)} bytes are left over after the last tensor; fetch the file "
+            "again"
         )
     return {ref.name: ref for ref in refs}
 
@@ -155,7 +159,8 @@ def _parse_entry(name: str, entry: Any, base: int, path: Path) -> TensorRef:
         raise CheckpointError(f"{where} begins at data byte {begin}, after its end at {end}")
     if end - begin != tensor_bytes(dtype, shape):
         raise CheckpointError(
-            f"{where} has {end - begin} bytes, but {dtype} of shape {shown(shape)} needs {tensor_bytes(dtype, shape)}"
+            f"{where} has {end - begin} bytes, but {dtype} of shape {shown(shape)} needs "
+            f"{tensor_bytes(dtype, shape)}"
         )
     return TensorRef(name, path, base + begin, end - begin, dtype, tuple(shape))
 

@@ -29,10 +29,12 @@ class Shards:
 
 
 def open_shards(folder: Path) -> Shards:
-    """Read the headers of all shards. The index decides where there is one; without it there must be a single file.
+    """Read the headers of all shards. The index decides where there is one; without it there must be a single
+    file.
 
     Raises:
-        CheckpointError: There are no weights, the index names a file or a tensor that is not there, or a header is bad.
+        CheckpointError: There are no weights, the index names a file or a tensor that is not there, or a
+            header is bad.
     """
     present = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".safetensors"))
     index = find_file(folder, INDEX_NAME)
@@ -45,7 +47,8 @@ def open_shards(folder: Path) -> Shards:
         used = present
     elif present:
         raise CheckpointError(
-            f"{folder} has {len(present)} .safetensors files but no {INDEX_NAME} to say which of them belong together"
+            f"{folder} has {len(present)} .safetensors files but no {INDEX_NAME} to say which of them belong "
+            "together"
         )
     else:
         raise CheckpointError(f"{folder} has no .safetensors file; the folder is not a complete checkpoint")
@@ -71,14 +74,15 @@ def open_shards(folder: Path) -> Shards:
         extra = [tensor for tensor in header if where.get(tensor) != name]
         if extra:
             warnings.append(
-                f"{folder / name} holds {len(extra)} tensors that the index does not place there, {shown(extra[0])} "
-                "among them; they are ignored"
+                f"{folder / name} holds {len(extra)} tensors that the index does not place there, "
+                f"{shown(extra[0])} among them; they are ignored"
             )
         for tensor, shard in where.items():
             if shard == name:
                 if tensor not in header:
                     raise CheckpointError(
-                        f"{index} places tensor {shown(tensor)} in {shown(name)}, but that shard does not have it"
+                        f"{index} places tensor {shown(tensor)} in {shown(name)}, but that shard does not "
+                        "have it"
                     )
                 refs[tensor] = header[tensor]
     return Shards(tuple(files), refs, tuple(warnings))

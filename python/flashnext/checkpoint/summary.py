@@ -30,7 +30,7 @@ _PARTS = (
 
 @dataclass
 class Part:
-    """One part of a model: how many values it has (integer constants aside), their bytes as stored, and how its matrices are stored."""
+    """A part of a model: its values (integer constants aside), bytes as stored, and storage of matrices."""
 
     values: int = 0
     size_bytes: int = 0

@@ -31,11 +31,12 @@ class TensorPlan:
 
 
 class SafetensorsWriter:
-    """Writes one file whose tensors are all known beforehand; bytes of different tensors may come interleaved.
+    """Writes one file whose tensors are all known beforehand; bytes of different tensors may come
+    interleaved.
 
-    Tensors of a whole number of 64-byte units are laid first, so that they are aligned. A context manager: leaving it
-    normally syncs the file and renames it from `NAME.partial`; leaving it by an exception removes the partial file. One
-    thread only.
+    Tensors of a whole number of 64-byte units are laid first, so that they are aligned. A context manager:
+    leaving it normally syncs the file and renames it from `NAME.partial`; leaving it by an exception removes
+    the partial file. One thread only.
     """
 
     def __init__(self, path: Path, plans: Iterable[TensorPlan], metadata: Mapping[str, str]) -> None:
@@ -104,7 +105,8 @@ class ShardedWriter:
         shard_bytes: Most tensor bytes of a shard; a larger tensor gets a shard of its own.
         metadata: For the header of each shard.
 
-    A context manager; a shard appears under its name when its last byte has come, the index when all shards are there.
+    A context manager; a shard appears under its name when its last byte has come, the index when all shards
+    are there.
     """
 
     def __init__(

@@ -1,0 +1,107 @@
+"""`flashnext convert` and `flashnext inspect` as a user meets them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flashnext import commands
+from flashnext.checkpoint import open_checkpoint
+
+TESTS = Path(__file__).parents[1]
+TINY = TESTS / "tiny" / "hf"
+TINY_6BIT = TESTS.parent / "python" / "flashnext" / "data" / "tiny-6bit"
+
+
+def test_inspect_prints_what_a_person_asks_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main(["inspect", str(TINY_6BIT)]) == 0
+    out = capsys.readouterr().out
+    for words in (
+        "MLX, 1 file, 13.6 MiB", "14,764,192 values", "8: 6 DeltaNet, 2 attention", "16, 4 a token",
+        "8,192 tokens", "up to 32,768", "stored as 1 + w", "2549, 2547",
+    ):  # fmt: skip
+        assert words in out, words
+    lines = {line.split("  ")[0]: line for line in out.splitlines()}
+    assert "6,291,456" in lines["routed experts"]
+    assert "6 bits, group 32" in lines["routed experts"]
+    assert lines["routers"].endswith("BF16")
+    assert not any(line != line.rstrip() for line in out.splitlines())
+
+
+def test_inspect_json_adds_up(capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, size in ((TINY, 29_528_000), (TINY_6BIT, 14_300_000)):
+        assert commands.main(["inspect", "--json", str(folder)]) == 0
+        summary = json.loads(capsys.readouterr().out)
+        parts = summary["parts"].values()
+        assert sum(part["size_bytes"] for part in parts) == summary["size_bytes"] > size
+        assert sum(part["values"] for part in parts) == summary["values"] == 14_764_192
+        assert summary["stop_tokens"] == [2549, 2547]
+        assert summary["draft_head"] is summary["vision_tower"] is True
+        assert summary["warnings"] == []
+
+
+def test_convert_then_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "out"
+    assert commands.main(["convert", str(TINY), str(target), "--bits", "4", "--group", "32"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.strip() == f"{target}: 10.4 MiB"
+    assert "4 bits, group 32" in captured.err
+    assert {str(affine) for affine in open_checkpoint(target).affine.values()} == {"4 bits, group 32"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["inspect", "nowhere"], "flashnext: nowhere does not exist"),
+        (["inspect", str(TINY / "config.json")], "config.json is a file; a checkpoint is a folder"),
+        (["convert", str(TINY), str(TINY)], "is not empty"),
+        (["convert", str(TINY_6BIT), "nowhere/out"], "does not exist; make it first"),
+    ],
+)
+def test_errors_are_one_line_and_status_1(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert commands.main(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert words in captured.err
+    assert len(captured.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["convert", "a", "b", "--bits", "7"], ["inspect"]])
+def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        commands.main(arguments)
+    assert caught.value.code == 2
+    assert "usage: flashnext" in capsys.readouterr().err
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        commands.main(["--help"])
+    out = capsys.readouterr().out
+    for command in commands.COMMANDS:
+        assert command.__name__ in out
+
+
+def test_output_may_be_cut_off_by_a_closed_pipe() -> None:
+    script = f"import sys; from flashnext.commands import main; sys.exit(main(['inspect', {str(TINY)!r}]))"
+    environment = os.environ | {"PYTHONPATH": str(TESTS.parent / "python")}
+    reader, writer = os.pipe()
+    os.close(reader)
+    run = subprocess.run(
+        [sys.executable, "-c", script],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env=environment,
+        timeout=60,
+        check=False,
+    )
+    os.close(writer)
+    assert b"Traceback" not in run.stderr
