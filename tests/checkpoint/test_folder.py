@@ -231,5 +231,5 @@ def test_wrong_stop_tokens_are_refused(hf: Path, value: Any) -> None:
 def test_a_file_that_shrinks_after_opening_is_an_error_when_read(hf: Path) -> None:
     checkpoint = open_checkpoint(hf)
     os.truncate(checkpoint.files[0], 10_000)
-    with pytest.raises(CheckpointError, match="ends at byte 10000 inside a tensor|ends at byte"):
+    with pytest.raises(CheckpointError, match=r"ends at byte \d+ inside a tensor"):
         checkpoint.read("lm_head.weight")

@@ -266,6 +266,12 @@ def test_the_norm_convention_is_told_by_the_means(mlx: Path, mean: float, zero_c
     assert open_checkpoint(mlx).zero_centred is zero_centred
 
 
+@pytest.mark.parametrize(("mean", "zero_centred"), [(0.0, True), (0.5, True), (2.0, True), (1.0, False)])
+def test_unclear_norms_of_the_hf_layout_are_w_by_definition(hf: Path, mean: float, zero_centred: bool) -> None:
+    shift_norms(hf, lambda layer: mean)
+    assert open_checkpoint(hf).zero_centred is zero_centred
+
+
 @pytest.mark.parametrize(
     "means", [[0.5] * 4, [2.0] * 4, [-1.0] * 4, [0.0, 0.0, 1.0, 1.0], [0.625] * 4, [np.nan] * 4]
 )

@@ -112,7 +112,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         config=config,
         tensors=builder.tensors,
         files=shards.files,
-        zero_centred=layout == "hf" or _zero_centred(config, builder.tensors, shards.files, folder),
+        zero_centred=_zero_centred(config, builder.tensors, shards.files, folder, layout),
         layout=layout,
         affine=builder.affine,
         stop_tokens=_stop_tokens(folder, config),
@@ -147,16 +147,19 @@ def _check_constants(
 
 
 def _zero_centred(
-    config: ModelConfig, tensors: Mapping[str, TensorView], files: tuple[Path, ...], folder: Path
+    config: ModelConfig, tensors: Mapping[str, TensorView], files: tuple[Path, ...], folder: Path, layout: str
 ) -> bool:
-    """Whether an MLX file keeps norms as w or as 1 + w, told by the means of the layers' hc_norm weights."""
+    """Whether norms are stored as w or as 1 + w, told by the means of the layers' hc_norm weights.
+
+    Converters to MLX differ. The Hugging Face layout is w by definition, so there only a clear verdict counts.
+    """
     names = [f"layers.{i}.attn_hyper_connection.hc_norm.weight" for i in range(config.n_layers)]
     means = np.array([read_floats(files, tensors[name]).astype(np.float64).mean() for name in names])
     median = float(np.median(means))
     above = int((means > 0.5).sum())
     if 2 * above > len(means) and 0.75 <= median <= 1.5:
         return False
-    if 2 * above < len(means) and -0.5 <= median <= 0.25:
+    if layout == "hf" or (2 * above < len(means) and -0.5 <= median <= 0.25):
         return True
     raise CheckpointError(
         f"{folder}: the norms fit neither convention: the means of attn_hyper_connection.hc_norm have the "
