@@ -43,8 +43,8 @@ struct Row {
   int32_t rotary[3];  // rotary position on the t, h and w axes
 };
 
-// How a matrix [n_out, n_in] is stored: bits 16 is bfloat16; 2, 3, 4, 5, 6, 8 are affine codes in groups of `group` inputs with
-// bfloat16 scales and biases. A bfloat16 matrix has no scales and biases (those slots are empty).
+// How a matrix [n_out, n_in] is stored: bits 16 is bfloat16 and 32 float32, both without scales and biases (those slots are
+// empty); 2, 3, 4, 5, 6, 8 are affine codes in groups of `group` inputs with bfloat16 scales and biases.
 struct Format {
   uint32_t bits;
   uint32_t group;
@@ -114,14 +114,14 @@ struct PleGateParams {
   float eps;
 };
 
-// ple_conv_T: 0 counts in, 1 sequences in, 2 normed in T[R, W], 3 gated in T[R, W], 4 taps in float[W, n_taps], 5 streams io
+// ple_conv_T: 0 counts in, 1 sequences in, 2 normed in T[R, W], 3 gated in T[R, W], 4 taps in float[n_taps, W], 5 streams io
 // T[R, W]. Grid (sequences, ceil(W / tile)). Settles its tail: T[(n_taps - 1) * dilation, W], oldest first.
 struct PleConvParams {
   uint32_t width, n_taps, dilation;
   uint32_t state_offset, unsettled_offset;  // unsettled: T[rows, W]
 };
 
-// delta_conv_T: 0 counts in, 1 sequences in, 2 x in T[R, C], 3 taps in float[C, n_taps], 4 out T[R, C] = silu(conv).
+// delta_conv_T: 0 counts in, 1 sequences in, 2 x in T[R, C], 3 taps in float[n_taps, C], 4 out T[R, C] = silu(conv).
 // Grid (sequences, ceil(C / tile)). Settles its tail: T[n_taps - 1, C], oldest first.
 struct DeltaConvParams {
   uint32_t channels, n_taps;
@@ -193,7 +193,7 @@ struct IndexSelectParams {
 };
 
 // attention_T: 0 counts in, 1 sequences in, 2 rows in, 3 q in T[R, H*head_dim], 4 qg in T[R, H*2*head_dim], 5 blocks in
-// int32[R, budget_blocks], 6 n_selected in int32[R], 7 out T[R, H*head_dim]. Grid (R, ceil(H / tile)); a tile of heads never
+// int32[R, budget_blocks], 6 n_selected in int32[R], 7 out T[R, H*head_dim]. Grid (R, Hkv * ceil(H / Hkv / tile)); a tile of heads never
 // spans two kv heads.
 struct AttentionParams {
   uint32_t n_heads, n_kv_heads, head_dim;
@@ -214,7 +214,7 @@ struct RouterParams {
 
 // expert_gate_up_T: 0 counts in, 1 active, 2 starts, 3 pairs in, 4 x in T[R, D], 5 gate codes, 6 gate scales, 7 gate biases,
 // 8 up codes, 9 up scales, 10 up biases in [n_experts, width, D], 11 act out T[R * top_k, width] in pair order
-// = silu(gate) * up. Grid (active experts, ceil(width / tile)).
+// = silu(gate) * up. Grid (ceil(width / tile), active experts).
 // glu_T is the same for the shared expert: 0 counts in, 1 x in, 2..4 gate, 5..7 up in [width, D], 8 act out T[R, width].
 // Grid (ceil(width / tile)).
 struct GluParams {

@@ -1,7 +1,7 @@
 // The only door to a device: buffers, kernels, command buffers, events, residency and limits.
 //
 // Threads: a Device and its Buffers may be used from any thread; a CommandBuffer is recorded and committed by one. Work runs
-// in the order of commits. Objects keep what they use alive; a Device outlives what it made.
+// in the order of commits. A Device outlives what it made.
 #pragma once
 
 #include <cstddef>
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/mapped_file.h"
+#include "device/grid.h"
 
 namespace flashnext {
 
@@ -36,10 +37,15 @@ class Buffer {
 };
 using BufferRef = std::shared_ptr<Buffer>;
 
-// A place inside a buffer. An empty slice is an unused slot.
+// A place inside a buffer, borrowed: the buffer's owner keeps it until the work that uses the slice has run. An empty slice is
+// an unused slot.
 struct Slice {
-  BufferRef buffer;
+  Buffer* buffer = nullptr;
   size_t offset = 0;
+
+  Slice() = default;
+  Slice(Buffer* b, size_t at = 0) : buffer(b), offset(at) {}
+  Slice(const BufferRef& b, size_t at = 0) : buffer(b.get()), offset(at) {}
 
   explicit operator bool() const { return buffer != nullptr; }
   Slice operator+(size_t bytes) const { return {buffer, offset + bytes}; }
@@ -48,10 +54,6 @@ struct Slice {
     return reinterpret_cast<T*>(buffer->host() + offset);
   }
   uint64_t address() const { return buffer->address() + offset; }
-};
-
-struct Grid {
-  uint32_t x = 1, y = 1, z = 1;
 };
 
 // One compiled kernel of the device. `tile` is how many columns one grid step of its tiled axis covers, 1 where it has none.
@@ -86,7 +88,7 @@ class CommandBuffer {
   virtual void barrier() = 0;
   virtual void wait(const EventRef& event, uint64_t value) = 0;
   virtual void signal(const EventRef& event, uint64_t value) = 0;
-  // Returns at once; may be called once. What it uses stays alive until it has run.
+  // Returns at once; may be called once.
   virtual void commit() = 0;
 
   template <class Params>

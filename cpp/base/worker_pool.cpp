@@ -1,0 +1,108 @@
+#include "base/worker_pool.h"
+
+#if defined(__x86_64__) || defined(_M_X64)
+#include <immintrin.h>
+#endif
+
+namespace flashnext {
+namespace {
+
+// About ten microseconds: longer than the usual skew between workers at the end of a segment, shorter than a time slice.
+constexpr int kSpins = 400;
+
+void relax() {
+#if defined(__x86_64__) || defined(_M_X64)
+  _mm_pause();
+#elif defined(__aarch64__)
+  asm volatile("isb");
+#endif
+}
+
+// Returns once `changed(a.load())`.
+template <class T, class Changed>
+T await(std::atomic<T>& a, Changed changed) {
+  T seen = a.load(std::memory_order_acquire);
+  for (int i = 0; i < kSpins && !changed(seen); ++i) {
+    relax();
+    seen = a.load(std::memory_order_acquire);
+  }
+  while (!changed(seen)) {
+    a.wait(seen, std::memory_order_acquire);
+    seen = a.load(std::memory_order_acquire);
+  }
+  return seen;
+}
+
+}  // namespace
+
+WorkerPool::WorkerPool(int n_workers) {
+  for (int i = 1; i < n_workers; ++i) threads_.emplace_back([this, i] { serve(i); });
+}
+
+WorkerPool::~WorkerPool() {
+  stop_ = true;
+  epoch_.fetch_add(1, std::memory_order_release);
+  epoch_.notify_all();
+  for (std::thread& t : threads_) t.join();
+}
+
+void WorkerPool::run(std::span<const uint32_t> tasks, Body body, void* context) {
+  uint32_t first = 0;
+  while (first < tasks.size() && tasks[first] == 0) ++first;
+  if (first == tasks.size()) return;
+  tasks_ = tasks;
+  body_ = body;
+  context_ = context;
+  done_.store(0, std::memory_order_relaxed);
+  ticket_.store(uint64_t{first} << 32, std::memory_order_release);
+  open_ = true;
+  epoch_.fetch_add(1, std::memory_order_release);
+  epoch_.notify_all();
+  take_part(0);
+  // A thread that wakes after the last task finds the program closed and is not waited for.
+  open_ = false;
+  await(inside_, [](uint32_t n) { return n == 0; });
+}
+
+void WorkerPool::serve(int worker) {
+  uint32_t seen = 0;
+  for (;;) {
+    seen = await(epoch_, [seen](uint32_t e) { return e != seen; });
+    if (stop_) return;
+    inside_.fetch_add(1);  // before looking at open_, as run() closes before it looks at inside_
+    if (open_) take_part(worker);
+    if (inside_.fetch_sub(1) == 1) inside_.notify_all();
+  }
+}
+
+void WorkerPool::take_part(int worker) {
+  const auto end = static_cast<uint32_t>(tasks_.size());
+  uint64_t seen = ticket_.load(std::memory_order_acquire);
+  for (;;) {
+    auto segment = static_cast<uint32_t>(seen >> 32);
+    if (segment == end) return;
+    if (static_cast<uint32_t>(seen) >= tasks_[segment]) {  // all handed out: wait for the next segment
+      seen = await(ticket_, [segment](uint64_t t) { return (t >> 32) != segment; });
+      continue;
+    }
+    const uint64_t mine = ticket_.fetch_add(1, std::memory_order_acq_rel);
+    segment = static_cast<uint32_t>(mine >> 32);
+    if (segment == end) return;
+    const auto task = static_cast<uint32_t>(mine);
+    if (task < tasks_[segment]) {
+      body_(context_, segment, task, worker);
+      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == tasks_[segment]) advance(segment);
+    }
+    seen = ticket_.load(std::memory_order_acquire);
+  }
+}
+
+void WorkerPool::advance(uint32_t segment) {
+  uint32_t next = segment + 1;
+  while (next < tasks_.size() && tasks_[next] == 0) ++next;
+  done_.store(0, std::memory_order_relaxed);
+  ticket_.store(uint64_t{next} << 32, std::memory_order_release);
+  ticket_.notify_all();
+}
+
+}  // namespace flashnext

@@ -1,0 +1,38 @@
+// What a CPU kernel sees. Included by code compiled for one instruction path, so it pulls in nothing from the library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "device/grid.h"
+
+namespace flashnext::cpu {
+
+constexpr size_t kScratchBytes = 4 << 20;
+
+// One grid step. `scratch` is memory of the worker that runs it, kScratchBytes large, 64-byte aligned, not cleared.
+struct Task {
+  void* const* slots;
+  const void* params;
+  Grid grid;
+  uint32_t x, y, z;
+  std::byte* scratch;
+
+  template <class T>
+  T* slot(int i) const {
+    return static_cast<T*>(slots[i]);
+  }
+  template <class Params>
+  const Params& get() const {
+    return *static_cast<const Params*>(params);
+  }
+};
+
+// An entry of the kernel table a device is handed; `tile` as in Kernel::tile().
+struct KernelEntry {
+  const char* name;
+  void (*run)(const Task&);
+  uint32_t tile;
+};
+
+}  // namespace flashnext::cpu

@@ -1,0 +1,45 @@
+// Where things lie in a page, in a sequence's recurrent block and in its unsettled inputs.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "base/dtype.h"
+#include "model/config.h"
+
+namespace flashnext {
+
+// One page: kPageTokens positions of every attention layer. All offsets and sizes are bytes.
+struct PageLayout {
+  PageLayout() = default;
+  PageLayout(const Config& config, DType dtype);
+
+  struct Layer {
+    uint32_t k, v, raw, pooled;
+  };
+  uint32_t rotary = 0;         // int32[kPageTokens, 3]
+  std::vector<Layer> layers;   // by attention layer
+  size_t size_bytes = 0;
+};
+
+// The recurrent block of a sequence and, for each row of a window, what the next round settles it with.
+struct StateLayout {
+  StateLayout() = default;
+  StateLayout(const Config& config, DType dtype, int max_window);
+
+  struct Delta {
+    uint32_t state, conv;                                       // in the block
+    uint32_t row_conv, row_k, row_v, row_beta, row_decay;       // in the unsettled inputs
+  };
+  struct Ple {
+    uint32_t tokens, conv;
+    uint32_t row_tokens, row_conv;
+  };
+  std::vector<Delta> deltas;  // by DeltaNet layer
+  std::vector<Ple> ples;      // by PLE layer
+  size_t block_bytes = 0;
+  size_t unsettled_bytes = 0;  // of one window
+};
+
+}  // namespace flashnext

@@ -1,0 +1,60 @@
+#include "session/page_pool.h"
+
+#include <algorithm>
+
+#include "base/error.h"
+
+namespace flashnext {
+namespace {
+
+constexpr int kSlabPages = 32;
+
+}  // namespace
+
+PagePool::PagePool(DeviceRef device, size_t page_bytes, int n_pages)
+    : device_(std::move(device)), page_bytes_(page_bytes), n_pages_(n_pages), resident_(device_->residency_set()) {
+  if (n_pages <= 0) throw InvalidArgument("page pool: n_pages is " + std::to_string(n_pages) + ", expected at least 1");
+  references_.resize(static_cast<size_t>(n_pages));
+}
+
+int PagePool::take() {
+  int page;
+  if (!free_.empty()) {
+    page = free_.back();
+    free_.pop_back();
+  } else {
+    if (n_made_ == n_pages_) {
+      throw OutOfPages("all " + std::to_string(n_pages_) + " pages of the cache are in use");
+    }
+    if (n_made_ % kSlabPages == 0) {
+      const int n = std::min(kSlabPages, n_pages_ - n_made_);
+      slabs_.push_back(device_->allocate(static_cast<size_t>(n) * page_bytes_));
+      resident_->add(slabs_.back());
+    }
+    page = n_made_++;
+  }
+  references_[static_cast<size_t>(page)] = 1;
+  return page;
+}
+
+void PagePool::share(int page) { ++references_.at(static_cast<size_t>(page)); }
+
+void PagePool::release(int page) {
+  if (--references_.at(static_cast<size_t>(page)) == 0) free_.push_back(page);
+}
+
+std::byte* PagePool::host(int page) const {
+  return slabs_[static_cast<size_t>(page / kSlabPages)]->host() + static_cast<size_t>(page % kSlabPages) * page_bytes_;
+}
+
+uint64_t PagePool::address(int page) const {
+  return slabs_[static_cast<size_t>(page / kSlabPages)]->address() + static_cast<size_t>(page % kSlabPages) * page_bytes_;
+}
+
+size_t PagePool::allocated_bytes() const {
+  size_t n = 0;
+  for (const BufferRef& slab : slabs_) n += slab->size_bytes();
+  return n;
+}
+
+}  // namespace flashnext
