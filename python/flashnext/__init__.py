@@ -1,0 +1,1 @@
+"""flashnext serves Qwen3.8-Flash-Next models; see README.md."""

@@ -1,0 +1,85 @@
+"""From a checkpoint folder to a model on a device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flashnext import _core
+from flashnext.checkpoint import Checkpoint, open_checkpoint, rope_tables
+
+PAGE_TOKENS = 64
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model on its device and what sizes it.
+
+    Attributes:
+        context: Largest prompt plus reply of a sequence, in tokens.
+        dtype: "bfloat16" or "float32", of activations and caches.
+    """
+
+    checkpoint: Checkpoint
+    device: _core.Device
+    model: _core.Model
+    pool: _core.PagePool
+    context: int
+    dtype: str
+
+
+def load_model(
+    path: str | Path | Checkpoint,
+    *,
+    device: str = "auto",
+    path_name: str = "",
+    threads: int = 0,
+    dtype: str = "bfloat16",
+    context: int | None = None,
+    sequences: int = 1,
+    max_chunk: int = 512,
+    max_window: int = 16,
+    shuffle_seed: int = 0,
+) -> Loaded:
+    """Validate a checkpoint, map its tensors and size the page pool.
+
+    Args:
+        path: Checkpoint folder, or one already opened.
+        device: "auto" or "cpu".
+        path_name: Instruction path of the CPU device, "" for the best.
+        threads: Workers of the CPU device, 0 for one a processor.
+        dtype: "bfloat16" or "float32", of activations and caches.
+        context: Largest prompt plus reply in tokens; default what the checkpoint's config asks for.
+        sequences: How many sequences of that context the pages are for.
+        max_chunk: Rows of a prompt pass, 1 to 2048.
+        max_window: Rows of a window, 1 to 64.
+        shuffle_seed: Tests: run independent work in a seeded random order; 0 in order.
+
+    Raises:
+        CheckpointError: The checkpoint is refused.
+        InvalidArgument: A size or name is out of range.
+        OutOfMemory: The system does not give the memory.
+    """
+    checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(Path(path))
+    config = checkpoint.config
+    tokens = config.default_context if context is None else context
+    inv_freq, attention_factor = rope_tables(config, tokens)
+    opened = _core.open_device("cpu" if device == "auto" else device, threads, path_name, shuffle_seed)
+    model = _core.load_model(
+        opened,
+        asdict(config),
+        [str(f) for f in checkpoint.files],
+        {
+            name: (t.file, t.offset, t.dtype, list(t.shape), t.batch_stride)
+            for name, t in checkpoint.tensors.items()
+        },
+        checkpoint.zero_centred,
+        dtype,
+        inv_freq,
+        attention_factor,
+        tokens,
+        max_chunk=max_chunk,
+        max_window=max_window,
+    )
+    pages = -(-tokens // PAGE_TOKENS) * sequences
+    return Loaded(checkpoint, opened, model, _core.PagePool(model, pages), tokens, dtype)
