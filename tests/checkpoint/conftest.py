@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-
 from support.random_checkpoint import write_random
 
 

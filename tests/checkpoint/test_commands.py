@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
 from flashnext import commands
 from flashnext.checkpoint import open_checkpoint
 

@@ -8,15 +8,14 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from flashnext.checkpoint import ModelConfig, parse_config
 from flashnext.checkpoint.affine import Affine, parse_quantization
 from flashnext.checkpoint.names import Kind, hf_name, model_specs
 from flashnext.checkpoint.ngram import is_prime, ngram_constants
 from flashnext.checkpoint.summary import part_of
 from flashnext.errors import CheckpointError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.random_checkpoint import random_config
 
 # The published model, as its config.json spells it.

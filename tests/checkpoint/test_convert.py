@@ -13,14 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from flashnext.checkpoint import convert as convert_module
 from flashnext.checkpoint import open_checkpoint
 from flashnext.checkpoint.convert import convert
 from flashnext.checkpoint.quantize import bf16_to_float32
 from flashnext.errors import CheckpointError, InvalidArgument
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.mutate import Tensors, edit_tensors, load_tensors
 from support.random_checkpoint import write_random
 
@@ -159,7 +158,7 @@ def test_tokenizer_template_and_processor_files_are_copied(tmp_path: Path) -> No
 
 
 def test_mlx_loads_and_reads_a_converted_shard(source: Path, tmp_path: Path) -> None:
-    mx: Any = pytest.importorskip("mlx.core", reason="needs the extra `test` with mlx (and mlx-cpu on Linux)")
+    mx: Any = pytest.importorskip("mlx.core", reason="needs the extra `oracle` (mlx, and mlx-cpu on Linux)")
     convert(source, tmp_path / "out", bits=8)
     (shard,) = (tmp_path / "out").glob("*.safetensors")
     tensors = mx.load(str(shard))
@@ -229,7 +228,7 @@ def test_a_nan_in_a_matrix_is_refused_by_name_and_leaves_nothing(source: Path, t
         tensors["mtp.fc_hidden.weight"] = (dtype, shape, data[:-2] + b"\xc0\x7f")
 
     edit_tensors(folder, damage)
-    with pytest.raises(CheckpointError, match="tensor mtp.fc_hidden.weight: a weight is NaN or infinite"):
+    with pytest.raises(CheckpointError, match=r"tensor mtp.fc_hidden.weight: a weight is NaN or infinite"):
         convert(folder, tmp_path / "out")
     assert leftovers(tmp_path) == ["hf"]
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from flashnext.checkpoint import open_checkpoint
 from flashnext.checkpoint.folder import find_file, open_folder
 from flashnext.errors import CheckpointError

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from flashnext.checkpoint import open_checkpoint
 from support.mutate import (
     edit_header,

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-
 from flashnext.checkpoint import Affine, Checkpoint, open_checkpoint
 from flashnext.checkpoint.names import Kind, TensorSpec, canonical_name, hf_name, mlx_name, model_specs
 from flashnext.checkpoint.quantize import bf16_to_float32, dequantize, quantize
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support.mutate import (
     Tensors,
     edit_json,

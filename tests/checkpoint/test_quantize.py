@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
 from flashnext.checkpoint.quantize import (
     bf16_to_float32,
     dequantize,
@@ -22,6 +19,8 @@ from flashnext.checkpoint.quantize import (
     unpack,
 )
 from flashnext.errors import InvalidArgument
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.quantize_cases import bell, cases, digest
 
 BITS = (2, 3, 4, 5, 6, 8)
@@ -41,7 +40,7 @@ def test_every_bit_equals_what_mlx_was_recorded_to_give(bits: int, group: int) -
 
 @pytest.fixture(scope="module")
 def mx() -> Any:
-    module = pytest.importorskip("mlx.core", reason="needs the extra `test` with mlx (and mlx-cpu on Linux)")
+    module = pytest.importorskip("mlx.core", reason="needs the extra `oracle` (mlx, and mlx-cpu on Linux)")
     module.set_default_device(module.cpu)
     return module
 

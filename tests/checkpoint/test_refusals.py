@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from flashnext.checkpoint import open_checkpoint
 from flashnext.checkpoint.quantize import quantize
 from support.mutate import (
@@ -21,6 +20,7 @@ from support.mutate import (
     refused,
     save_tensors,
 )
+from support.random_checkpoint import write_random
 
 TINY = Path(__file__).parents[1] / "tiny" / "hf"
 TINY_6BIT = Path(__file__).parents[2] / "python" / "flashnext" / "data" / "tiny-6bit"
@@ -169,6 +169,17 @@ def test_a_quantized_router_is_refused(mlx: Path) -> None:
     refused(mlx, "mlp.gate.weight' must be BF16 or F32, found U32")
 
 
+@pytest.mark.parametrize("other", [(4, 32), None])
+def test_table_shards_that_differ_in_storage_are_refused(
+    tmp_path: Path, other: tuple[int, int] | None
+) -> None:
+    shard = "layers.1.ple.ple_embedding.ngram_embedding.shard_1"
+    folder = write_random(tmp_path / "x", layout="mlx", modules={shard: other})
+    refused(
+        folder, r"shard_1 is stored as .*, but .*shard_0 as 6 bits, group 32; the shards of a table must be"
+    )
+
+
 def requantize(section: dict[str, Any]) -> Callable[[dict[str, Any]], object]:
     return lambda raw: raw.update(quantization=section)
 
@@ -267,7 +278,9 @@ def test_the_norm_convention_is_told_by_the_means(mlx: Path, mean: float, zero_c
 
 
 @pytest.mark.parametrize(("mean", "zero_centred"), [(0.0, True), (0.5, True), (2.0, True), (1.0, False)])
-def test_unclear_norms_of_the_hf_layout_are_w_by_definition(hf: Path, mean: float, zero_centred: bool) -> None:
+def test_unclear_norms_of_the_hf_layout_are_w_by_definition(
+    hf: Path, mean: float, zero_centred: bool
+) -> None:
     shift_norms(hf, lambda layer: mean)
     assert open_checkpoint(hf).zero_centred is zero_centred
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from flashnext.checkpoint import ModelConfig, parse_config, rope_tables
 from flashnext.errors import InvalidArgument
 from support.random_checkpoint import random_config

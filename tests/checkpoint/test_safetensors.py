@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import safetensors
 import safetensors.numpy
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-
 from flashnext.checkpoint.safetensors import DTYPE_BITS, parse_header, read_header, tensor_bytes
 from flashnext.checkpoint.writer import SafetensorsWriter, TensorPlan
 from flashnext.errors import CheckpointError
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from support.mutate import join
 
 A = {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}

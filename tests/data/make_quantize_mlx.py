@@ -12,7 +12,6 @@ from pathlib import Path
 
 import mlx.core as mx
 import numpy as np
-
 from support.quantize_cases import cases, digest
 
 

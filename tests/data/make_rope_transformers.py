@@ -33,7 +33,7 @@ def yarn(theta: float, partial: float, **more: Any) -> dict[str, Any]:
 
 def cases() -> dict[str, dict[str, Any]]:
     real, tiny = (1e7, 0.25), (100000, 0.5)
-    named = {
+    named: dict[str, dict[str, Any]] = {
         "real": REAL | {"rope_parameters": rope(*real)},
         "tiny": TINY | {"rope_parameters": rope(*tiny)},
         "real yarn": REAL | {"rope_parameters": yarn(*real, original_max_position_embeddings=262144)},
@@ -76,8 +76,8 @@ def main() -> None:
         out[name] = {"text_config": text, "bits": bits, "attention_factor": float(module.attention_scaling)}
     made_with = {"transformers": transformers.__version__, "torch": torch.__version__.partition("+")[0]}
     lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(case)}" for name, case in out.items())
-    text = f'{{"made_with": {json.dumps(made_with)},\n"cases": {{\n{lines}\n}}}}\n'
-    Path(__file__).with_name("rope_transformers.json").write_text(text)
+    content = f'{{"made_with": {json.dumps(made_with)},\n"cases": {{\n{lines}\n}}}}\n'
+    Path(__file__).with_name("rope_transformers.json").write_text(content)
 
 
 if __name__ == "__main__":

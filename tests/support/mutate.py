@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from flashnext.checkpoint import open_checkpoint
 from flashnext.checkpoint.safetensors import read_header
 from flashnext.checkpoint.writer import SafetensorsWriter, TensorPlan

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from flashnext.checkpoint.quantize import float32_to_bf16
 
 UInt16 = npt.NDArray[np.uint16]

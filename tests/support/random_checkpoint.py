@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from flashnext.checkpoint import ModelConfig, open_checkpoint, parse_config
 from flashnext.checkpoint.names import Kind, TensorSpec, hf_name, mlx_name, mtp_specs, text_specs
 from flashnext.checkpoint.quantize import bf16_to_float32, dequantize, float32_to_bf16, quantize
@@ -30,15 +29,17 @@ Array = npt.NDArray[Any]
 # it quantizes. Eight index heads make exact ties of block scores rare, and the budget of 32 makes selection
 # bite.
 SMALL: Mapping[str, Any] = {
-    "vocab_size": 211, "hidden_size": 64, "num_hidden_layers": 4, "full_attention_interval": 4, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "hidden_act": "silu",
-    "linear_num_key_heads": 2, "linear_num_value_heads": 6, "linear_key_head_dim": 16, "linear_value_head_dim": 32,
-    "linear_conv_kernel_dim": 4, "output_gate_type": "sigmoid", "indexer_n_heads": 8, "indexer_kv_heads": 1,
-    "indexer_head_dim": 32, "indexer_budget": 32, "indexer_compress_ratio": 4, "num_experts": 12, "num_experts_per_tok": 3,
-    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "norm_topk_prob": True, "hc_count": 4,
-    "hc_lowrank": 32, "ple_layer_ids": [2], "ple_embed_dim": 128, "ple_conv_kernel_size": 4, "ngram_size": 3,
-    "heads_per_ngram": 2, "ngram_vocab_size_base": 97, "make_ngram_vocab_size_divisible_by": 8, "seed": 1234,
-    "split_ngram_parts": 2, "eos_token_id": 7, "bos_token_id": 7, "tie_word_embeddings": False, "mtp_num_hidden_layers": 1,
+    "vocab_size": 211, "hidden_size": 64, "num_hidden_layers": 4, "full_attention_interval": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-6, "hidden_act": "silu", "linear_num_key_heads": 2, "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16, "linear_value_head_dim": 32, "linear_conv_kernel_dim": 4,
+    "output_gate_type": "sigmoid", "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 32,
+    "indexer_budget": 32, "indexer_compress_ratio": 4, "num_experts": 12, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32, "norm_topk_prob": True,
+    "hc_count": 4, "hc_lowrank": 32, "ple_layer_ids": [2], "ple_embed_dim": 128, "ple_conv_kernel_size": 4,
+    "ngram_size": 3, "heads_per_ngram": 2, "ngram_vocab_size_base": 97,
+    "make_ngram_vocab_size_divisible_by": 8, "seed": 1234, "split_ngram_parts": 2, "eos_token_id": 7,
+    "bos_token_id": 7, "tie_word_embeddings": False, "mtp_num_hidden_layers": 1,
 }  # fmt: skip
 
 # Standard deviation times sqrt(inputs), by the last part of a module's name; 1 where none is given.

@@ -40,13 +40,14 @@ class Quantization:
     unknown: tuple[str, ...]
 
     def of(self, module: str) -> Affine | None:
-        """What the section says of a module that has scales; None where it says that it has none."""
+        """Say what a module has that has scales, or None where the section says that it has none."""
         return self.modules.get(module, self.default)
 
 
 def parse_quantization(raw: Mapping[str, Any], where: str = "config.json: ") -> Quantization | None:
-    """Read `quantization` (or the older `quantization_config`) of a parsed config.json, at the top or under
-    `text_config`.
+    """Read `quantization` (or the older `quantization_config`) of a parsed config.json.
+
+    It may stand at the top or under `text_config`.
 
     Returns:
         The section, or None for a checkpoint that has none.
@@ -124,7 +125,7 @@ def derive_affine(
     scales: tuple[int, ...],
     biases: tuple[int, ...],
 ) -> Affine:
-    """The bits and group of a module, from the shapes of its three tensors.
+    """Derive the bits and group of a module from the shapes of its three tensors.
 
     Args:
         where: File and module, for errors.

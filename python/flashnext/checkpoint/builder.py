@@ -134,7 +134,7 @@ class Builder:
         return True
 
     def _fused(self, experts: str, spec: TensorSpec) -> TensorRef | None:
-        """The tensor that holds gate and up one after the other for each expert, where the file has it."""
+        """Take the tensor that holds gate and up one after the other for each expert, if there is one."""
         name = experts + ".gate_up_proj.weight"
         ref = self.left.pop(name, None)
         if ref is not None:
@@ -198,7 +198,7 @@ class Builder:
 
 
 def _file_shapes(spec: TensorSpec) -> tuple[tuple[int, ...], ...]:
-    """The shapes that files give a tensor of this kind."""
+    """Return the shapes that files give a tensor of this kind."""
     if spec.kind is Kind.CONV:
         channels, taps = spec.shape
         return (channels, 1, taps), (channels, taps, 1)

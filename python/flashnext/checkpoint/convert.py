@@ -149,7 +149,7 @@ def _plan_steps(checkpoint: Checkpoint, body: Affine, table: Affine) -> list[Ste
 
 
 def _section(steps: list[Step], default: Affine) -> dict[str, Any]:
-    """The quantization section of config.json, with an entry for each module that is not as the default."""
+    """Make the quantization section of config.json, with an entry for each module unlike the default."""
     section: dict[str, Any] = {"group_size": default.group, "bits": default.bits, "mode": "affine"}
     for step in steps:
         if step.affine is not None and step.affine != default:

@@ -27,7 +27,7 @@ def shown(value: object, limit: int = 80) -> str:
 
 
 def shown_path(path: object) -> str:
-    """A path as it is where it is printable and of usual length, else like `shown`."""
+    """Return a path as it is where it is printable and of usual length, else like `shown`."""
     text = str(path)
     return text if text.isprintable() and len(text) <= 1000 else shown(text, 200)
 
@@ -63,7 +63,7 @@ class Fields:
         return default
 
     def integer(self, field: str, low: int, high: int, default: int | _Required = REQUIRED) -> int:
-        """A whole number from `low` to `high`; true, false and 1.0 are not whole numbers."""
+        """Get a whole number from `low` to `high`; true, false and 1.0 are not whole numbers."""
         expected = f"a whole number from {low} to {high}"
         value = self.values.get(field)
         if value is None:
@@ -73,7 +73,7 @@ class Fields:
         return value
 
     def number(self, field: str, low: float, high: float, default: float | _Required = REQUIRED) -> float:
-        """A finite number from `low` to `high`."""
+        """Get a finite number from `low` to `high`."""
         expected = f"a number from {low:g} to {high:g}"
         value = self.values.get(field)
         if value is None:
@@ -85,7 +85,7 @@ class Fields:
         return float(value)
 
     def flag(self, field: str, default: bool | _Required = REQUIRED) -> bool:
-        """true or false."""
+        """Get true or false."""
         value = self.values.get(field)
         if value is None:
             return self._default(field, "true or false", default)
@@ -94,7 +94,7 @@ class Fields:
         return value
 
     def text(self, field: str, default: str | _Required = REQUIRED) -> str:
-        """A string."""
+        """Get a string."""
         value = self.values.get(field)
         if value is None:
             return self._default(field, "a string", default)
@@ -110,7 +110,7 @@ class Fields:
         max_length: int,
         default: tuple[int, ...] | _Required = REQUIRED,
     ) -> tuple[int, ...]:
-        """A list of at most `max_length` whole numbers from `low` to `high`."""
+        """Get a list of at most `max_length` whole numbers from `low` to `high`."""
         expected = f"a list of at most {max_length} whole numbers from {low} to {high}"
         value = self.values.get(field)
         if value is None:
@@ -123,7 +123,7 @@ class Fields:
         return tuple(value)
 
     def texts(self, field: str, max_length: int) -> tuple[str, ...]:
-        """A list of at most `max_length` strings."""
+        """Get a list of at most `max_length` strings."""
         value = self.values.get(field)
         if (
             not isinstance(value, list)
@@ -134,7 +134,7 @@ class Fields:
         return tuple(value)
 
     def section(self, field: str) -> Fields | None:
-        """The object under `field`, or None where there is none."""
+        """Get the object under `field`, or None where there is none."""
         value = self.values.get(field)
         if value is None:
             return None

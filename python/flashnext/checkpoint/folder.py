@@ -14,7 +14,7 @@ JSON_LIMIT_BYTES = 100_000_000
 
 
 def open_folder(path: str | Path) -> Path:
-    """The real path of a checkpoint folder.
+    """Find the real path of a checkpoint folder.
 
     Raises:
         CheckpointError: There is no such folder.
@@ -39,7 +39,7 @@ def _reason(error: Exception) -> str:
 
 
 def find_file(folder: Path, name: str) -> Path | None:
-    """The real path of the regular file `name` in `folder`, or None where the folder has no such entry.
+    """Find the real path of the regular file `name` in `folder`, or None where there is no such entry.
 
     A symbolic link may not lead out of the folder, with one exception: in a hub cache, files of
     `models--ORG--NAME/snapshots/REVISION` are links into `models--ORG--NAME/blobs`.

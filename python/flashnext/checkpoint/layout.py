@@ -50,7 +50,7 @@ class Checkpoint:
     warnings: tuple[str, ...]
 
     def read(self, name: str) -> bytes:
-        """The bytes of a tensor, gathered where it is strided; meant for small ones.
+        """Read the bytes of a tensor, gathered where it is strided; meant for small ones.
 
         Raises:
             CheckpointError: The file can no longer be read.
@@ -106,7 +106,7 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         warnings.append(f"{folder} has no vision tower, although config.json names one; images are refused")
     builder.refuse_leftovers()
     warnings += builder.check_overrides()
-    _check_constants(config, builder.tensors, shards.files, folder)
+    _check_tables(config, builder, shards.files, folder)
     return Checkpoint(
         path=folder,
         config=config,
@@ -120,10 +120,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     )
 
 
-def _check_constants(
-    config: ModelConfig, tensors: Mapping[str, TensorView], files: tuple[Path, ...], folder: Path
-) -> None:
-    """Compare the n-gram constants in the file with those derived from the config; check the row scale."""
+def _check_tables(config: ModelConfig, builder: Builder, files: tuple[Path, ...], folder: Path) -> None:
+    """Check each n-gram table: constants against the config, one storage for all shards, the row scale."""
+    tensors = builder.tensors
     for module, layer in enumerate(config.ple_layers):
         at = f"layers.{layer}.ple.ple_embedding."
         expected = {
@@ -139,6 +138,14 @@ def _check_constants(
                         f"{folder}: tensor {at}{name} holds {shown(found)}, but config.json gives "
                         f"{shown(list(values))}"
                     )
+        shards = [f"{at}ngram_embedding.shard_{s}" for s in range(config.ngram_shards)]
+        stored = [str(builder.affine.get(shard) or tensors[shard + ".weight"].dtype) for shard in shards]
+        for shard, found in zip(shards, stored, strict=True):
+            if found != stored[0]:
+                raise CheckpointError(
+                    f"{folder}: {shard} is stored as {found}, but {shards[0]} as {stored[0]}; the shards of "
+                    "a table must be alike"
+                )
         scale = at + "ngram_embedding.weight_scale"
         if scale in tensors:
             value = read_floats(files, tensors[scale])
@@ -151,7 +158,7 @@ def _zero_centred(
 ) -> bool:
     """Whether norms are stored as w or as 1 + w, told by the means of the layers' hc_norm weights.
 
-    Converters to MLX differ. The Hugging Face layout is w by definition, so there only a clear verdict counts.
+    Converters to MLX differ. The Hugging Face layout is w by definition: only a clear verdict counts there.
     """
     names = [f"layers.{i}.attn_hyper_connection.hc_norm.weight" for i in range(config.n_layers)]
     means = np.array([read_floats(files, tensors[name]).astype(np.float64).mean() for name in names])
@@ -168,7 +175,7 @@ def _zero_centred(
 
 
 def _stop_tokens(folder: Path, config: ModelConfig) -> tuple[int, ...]:
-    """The eos ids of generation_config.json, or the text model's where that file or its field is missing."""
+    """Read the eos ids of generation_config.json; without them those of the text model count."""
     path = find_file(folder, "generation_config.json")
     if path is None:
         return config.text_eos

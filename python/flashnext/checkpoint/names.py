@@ -1,5 +1,4 @@
-"""The tensors that a model of given sizes has: canonical name, shape and kind of each, and how each layout
-spells them.
+"""The tensors that a model of given sizes has: name, shape and kind, and how each layout spells them.
 
 Canonical names are the Hugging Face names without `model.language_model.`; `lm_head.`, `mtp.` and `visual.`
 keep these short prefixes. Routed experts are three tensors `mlp.experts.{gate,up,down}_proj.weight` of shape
@@ -40,7 +39,7 @@ class TensorSpec:
 
 
 def model_specs(c: ModelConfig) -> Iterator[TensorSpec]:
-    """All tensors of a model: text, then the draft head and the vision tower where the config has them."""
+    """Yield all tensors of a model: text, then draft head and vision tower where the config has them."""
     yield from text_specs(c)
     if c.n_mtp_layers:
         yield from mtp_specs(c)
@@ -48,7 +47,7 @@ def model_specs(c: ModelConfig) -> Iterator[TensorSpec]:
 
 
 def text_specs(c: ModelConfig) -> Iterator[TensorSpec]:
-    """The tensors of the text model, head included."""
+    """Yield the tensors of the text model, head included."""
     yield TensorSpec("embed_tokens.weight", (c.vocab_size, c.hidden_size), Kind.MATRIX)
     for i in range(c.n_layers):
         at = f"layers.{i}."
@@ -60,7 +59,7 @@ def text_specs(c: ModelConfig) -> Iterator[TensorSpec]:
 
 
 def mtp_specs(c: ModelConfig) -> Iterator[TensorSpec]:
-    """The tensors of the draft head."""
+    """Yield the tensors of the draft head."""
     d = c.hidden_size
     yield TensorSpec("mtp.pre_fc_norm_embedding.weight", (d,), Kind.NORM)
     yield TensorSpec("mtp.pre_fc_norm_hidden.weight", (c.hc_count * d,), Kind.NORM)
@@ -72,7 +71,7 @@ def mtp_specs(c: ModelConfig) -> Iterator[TensorSpec]:
 
 
 def vision_specs(c: ModelConfig) -> Iterator[TensorSpec]:
-    """The tensors of the vision tower; none for a text model."""
+    """Yield the tensors of the vision tower; none for a text model."""
     v = c.vision
     if v is None:
         return
@@ -198,7 +197,7 @@ def detect_layout(names: Iterable[str]) -> str:
 
 
 def canonical_name(name: str, layout: str) -> str | None:
-    """The canonical spelling of a file's tensor name, or None where the layout has no such prefix.
+    """Translate a file's tensor name to the canonical one, or None where the layout has no such prefix.
 
     The fused `mlp.experts.gate_up_proj` of the HF layout keeps its name; `.weight` is added to both expert
     tensors.
@@ -217,7 +216,7 @@ def canonical_name(name: str, layout: str) -> str | None:
 
 
 def mlx_name(name: str) -> str:
-    """How the MLX layout spells a canonical name."""
+    """Translate a canonical name to that of the MLX layout."""
     name = name.replace(".mlp.experts.", ".mlp.switch_mlp.")
     for prefix, short in _MLX_PREFIXES.items():
         if short and name.startswith(short):
@@ -226,7 +225,7 @@ def mlx_name(name: str) -> str:
 
 
 def hf_name(name: str) -> str:
-    """How the Hugging Face layout spells a canonical name, its fused `gate_up_proj` included."""
+    """Translate a canonical name, that of a fused `gate_up_proj` included, to the Hugging Face one."""
     if name.endswith((".mlp.experts.gate_up_proj.weight", ".mlp.experts.down_proj.weight")):
         name = name.removesuffix(".weight")
     if name.startswith(("lm_head.", "mtp.")):

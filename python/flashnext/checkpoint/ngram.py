@@ -29,7 +29,7 @@ class NgramConstants:
 
 
 def splitmix64(value: int) -> int:
-    """The finalizer of the SplitMix64 generator, one step on from `value` (Steele, Lea and Flood 2014)."""
+    """Finalize one step of the SplitMix64 generator from `value` (Steele, Lea and Flood 2014)."""
     value = (value + _GOLDEN) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -69,8 +69,7 @@ def ngram_constants(
     seed: int,
     modules: int,
 ) -> tuple[NgramConstants, ...]:
-    """Derive the constants of `modules` PLE modules; each continues the primes of the one
-    before.
+    """Derive the constants of `modules` PLE modules; the primes of each follow those of the one before.
 
     Products of a token id and a multiplier stay below 2^63, so the hash never wraps.
 

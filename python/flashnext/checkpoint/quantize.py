@@ -27,13 +27,13 @@ _CHUNK_VALUES = 1 << 18  # values worked on at once; what a core's cache holds
 
 
 def bf16_to_float32(bits: npt.NDArray[Any]) -> Float32:
-    """bfloat16 bit patterns, uint16 of any shape, as float32 values; exact."""
+    """Widen bfloat16 bit patterns, uint16 of any shape, to float32 values; exact."""
     out: Float32 = (np.asarray(bits, np.uint16).astype(np.uint32) << np.uint32(16)).view(np.float32)
     return out
 
 
 def float32_to_bf16(values: npt.NDArray[Any]) -> UInt16:
-    """float32 values as bfloat16 bit patterns (uint16), rounded to nearest, ties to even; NaN stays NaN."""
+    """Round float32 values to bfloat16 bit patterns (uint16), ties to even; NaN stays NaN."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
     nan = (bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
@@ -112,7 +112,7 @@ def _quantize_groups(w: Float32, bits: int) -> tuple[npt.NDArray[np.uint8], Floa
 
 
 def pack(codes: npt.NDArray[np.uint8], bits: int) -> UInt32:
-    """Codes (..., in) below 2^bits as one bit stream a row, (..., in * bits / 32) words; 32 divides `in`."""
+    """Pack codes (..., in) below 2^bits into one bit stream a row, (..., in * bits / 32) words."""
     eight = codes.reshape(-1, 8).astype(np.uint64)
     stream = np.zeros(len(eight), np.uint64)
     for i in range(8):
@@ -123,7 +123,7 @@ def pack(codes: npt.NDArray[np.uint8], bits: int) -> UInt32:
 
 
 def unpack(words: UInt32, bits: int) -> npt.NDArray[np.uint8]:
-    """The codes of `pack`: (..., in * bits / 32) words to (..., in) codes."""
+    """Undo `pack`: (..., in * bits / 32) words to (..., in) codes."""
     lanes = np.ascontiguousarray(words, "<u4").view(np.uint8).reshape(-1, bits)
     wide = np.zeros((len(lanes), 8), np.uint8)
     wide[:, :bits] = lanes
@@ -137,7 +137,7 @@ def unpack(words: UInt32, bits: int) -> npt.NDArray[np.uint8]:
 def dequantize(
     words: UInt32, scales: UInt16, biases: UInt16, bits: int, group: int
 ) -> npt.NDArray[np.float64]:
-    """scale * code + bias in float64, exact: (..., in * bits / 32) words to (..., in) values."""
+    """Compute scale * code + bias in float64, exactly: (..., in * bits / 32) words to (..., in) values."""
     check_affine(bits, group)
     codes = unpack(words, bits).astype(np.float64)
     grouped = codes.reshape(*codes.shape[:-1], -1, group)

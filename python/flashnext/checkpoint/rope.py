@@ -14,7 +14,7 @@ Float32 = npt.NDArray[np.float32]
 
 
 def rope_tables(config: ModelConfig, context: int) -> tuple[Float32, float]:
-    """The rotary frequencies that serve sequences of up to `context` tokens.
+    """Compute the rotary frequencies that serve sequences of up to `context` tokens.
 
     Up to the trained window the frequencies are the plain ones, unless config.json itself asks for YaRN.
     Beyond it static YaRN with the family's factor of 4 is used for every position, whatever the context, so
@@ -65,7 +65,7 @@ def _powers(theta: float, rotary_dim: int) -> Float32:
 
 
 def attention_factor(yarn: YarnConfig) -> float:
-    """What YaRN multiplies cos and sin by."""
+    """Return what YaRN multiplies cos and sin by."""
     if yarn.attention_factor is not None:
         return yarn.attention_factor
 
@@ -79,7 +79,7 @@ def attention_factor(yarn: YarnConfig) -> float:
 
 def _yarn_frequencies(powers: Float32, config: ModelConfig, yarn: YarnConfig) -> Float32:
     def border(rotations: float) -> float:
-        """The dimension whose frequency turns `rotations` times over the trained window."""
+        """Find the dimension whose frequency turns `rotations` times over the trained window."""
         turns = yarn.original_max_position / (rotations * 2 * math.pi)
         return config.rotary_dim * math.log(turns) / (2 * math.log(config.rope_theta))
 

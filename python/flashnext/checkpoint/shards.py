@@ -29,8 +29,7 @@ class Shards:
 
 
 def open_shards(folder: Path) -> Shards:
-    """Read the headers of all shards. The index decides where there is one; without it there must be a single
-    file.
+    """Read the headers of all shards; without an index there must be a single file.
 
     Raises:
         CheckpointError: There are no weights, the index names a file or a tensor that is not there, or a

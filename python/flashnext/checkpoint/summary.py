@@ -64,7 +64,7 @@ class Summary:
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The summary in JSON types."""
+        """Turn the summary into JSON types."""
         out = asdict(self)
         for part in out["parts"].values():
             part["storage"] = sorted(part["storage"])

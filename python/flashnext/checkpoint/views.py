@@ -38,7 +38,7 @@ class TensorView:
 
 
 def read_view(files: tuple[Path, ...], view: TensorView) -> bytes:
-    """The bytes of `view`, gathered into one piece.
+    """Read the bytes of `view`, gathered into one piece.
 
     Raises:
         CheckpointError: The file cannot be read or has become shorter.
@@ -63,7 +63,7 @@ def read_view(files: tuple[Path, ...], view: TensorView) -> bytes:
 
 
 def read_floats(files: tuple[Path, ...], view: TensorView) -> npt.NDArray[np.float32]:
-    """The values of a BF16 or F32 tensor as float32, in its shape."""
+    """Read a BF16 or F32 tensor as float32 values, in its shape."""
     data = read_view(files, view)
     if view.dtype == "F32":
         return np.frombuffer(data, "<f4").reshape(view.shape)

@@ -31,8 +31,7 @@ class TensorPlan:
 
 
 class SafetensorsWriter:
-    """Writes one file whose tensors are all known beforehand; bytes of different tensors may come
-    interleaved.
+    """Writes one file whose tensors are all known beforehand; their bytes may come interleaved.
 
     Tensors of a whole number of 64-byte units are laid first, so that they are aligned. A context manager:
     leaving it normally syncs the file and renames it from `NAME.partial`; leaving it by an exception removes
@@ -62,8 +61,12 @@ class SafetensorsWriter:
 
     def __enter__(self) -> SafetensorsWriter:
         self._file = self._partial.open("xb", buffering=0)
-        self._file.truncate(self._size)
-        self._write(self._header, 0)
+        try:
+            self._file.truncate(self._size)
+            self._write(self._header, 0)
+        except BaseException:
+            self._abandon()
+            raise
         return self
 
     def append(self, name: str, data: bytes | memoryview) -> None:
@@ -92,8 +95,11 @@ class SafetensorsWriter:
                 os.fsync(self._file.fileno())
                 self._partial.replace(self.path)
         finally:
-            self._file.close()
-            self._partial.unlink(missing_ok=True)
+            self._abandon()
+
+    def _abandon(self) -> None:
+        self._file.close()
+        self._partial.unlink(missing_ok=True)
 
 
 class ShardedWriter:
