@@ -1,7 +1,7 @@
-"""The model in plain numpy, written from docs/model.md: slow, explicit, one sequence at a time, any float dtype.
+"""The model in plain numpy, written from docs/model.md: slow, explicit, any float dtype.
 
-Nothing here is tuned: every step is the definition of the operation. `tests/oracle` compares it with transformers, and
-`tests/data/reference_*.json` holds recorded values of that comparison for an environment without torch.
+Nothing here is tuned: every step is the definition of the operation. `tests/model` compares it with
+transformers; `tests/data/reference_transformers.json` holds samples of that for an environment without torch.
 
 * `text` the text model over a state that any chunking leaves the same; `decoder` one layer of it
 * `mtp` the draft head

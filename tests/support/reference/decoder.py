@@ -1,4 +1,4 @@
-"""One decoder layer over the residual streams: optional n-gram embedding, a mixer (DeltaNet or sparse attention), experts."""
+"""One decoder layer: optional n-gram embedding, a mixer (DeltaNet or sparse attention), experts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from support.reference.margins import Margins, router_margin, selection_margin
-from support.reference.ngram import ngram_rows
-from support.reference.primitives import Array, depthwise_causal, linear, rms, sigmoid, silu, softmax, softplus, unit_rms
-from support.reference.rope import rotate
 
 from flashnext.checkpoint.config import ModelConfig
+from support.reference.margins import Margins, router_margin, selection_margin
+from support.reference.ngram import ngram_rows
+from support.reference.primitives import (
+    Array,
+    depthwise_causal,
+    linear,
+    rms,
+    sigmoid,
+    silu,
+    softmax,
+    softplus,
+    unit_rms,
+)
+from support.reference.rope import rotate
 
 Weights = Mapping[str, Array]
 Store = Callable[[Array], Array]
@@ -66,7 +76,9 @@ class Mixer:
 
     def inject(self, normed: Array, name: str) -> Array:
         """(T, S) gates of the write operation."""
-        return 2 * sigmoid(linear(normed, self.weight(name + ".block_inject_weight.weight")) / self.c.hc_count)
+        return 2 * sigmoid(
+            linear(normed, self.weight(name + ".block_inject_weight.weight")) / self.c.hc_count
+        )
 
     def write(self, h: Array, out: Array, gates: Array) -> Array:
         """Add the (T, D) block output to each stream, times the stream's gate."""
@@ -87,13 +99,26 @@ class Layer(Mixer):
     """
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, prefix: str, attention: bool, module: int | None, store: Store, number: int
+        self,
+        config: ModelConfig,
+        weights: Weights,
+        prefix: str,
+        attention: bool,
+        module: int | None,
+        store: Store,
+        number: int,
     ) -> None:
         super().__init__(config, weights, prefix, store)
         self.attention, self.module, self.number = attention, module, number
 
     def forward(
-        self, h: Array, tokens: Sequence[int], cos: Array, sin: Array, state: LayerState, margins: Margins | None
+        self,
+        h: Array,
+        tokens: Sequence[int],
+        cos: Array,
+        sin: Array,
+        state: LayerState,
+        margins: Margins | None,
     ) -> Array:
         """(T, W) streams in, (T, W) streams out; `state` moves on by T rows."""
         if self.module is not None:
@@ -135,16 +160,23 @@ class Layer(Mixer):
         qkv = store(linear(x, self.weight("linear_attn.in_proj_qkv.weight")))
         z = store(linear(x, self.weight("linear_attn.in_proj_z.weight"))).reshape(t, nv, dv)
         beta = sigmoid(linear(x, self.weight("linear_attn.in_proj_b.weight")))
-        step = softplus(linear(x, self.weight("linear_attn.in_proj_a.weight")) + self.weight("linear_attn.dt_bias"))
+        step = softplus(
+            linear(x, self.weight("linear_attn.in_proj_a.weight")) + self.weight("linear_attn.dt_bias")
+        )
         decay = np.exp(-np.exp(self.weight("linear_attn.A_log")) * step)
         if state.conv is None:
             state.conv = np.zeros((c.linear_conv - 1, qkv.shape[1]), x.dtype)
-        y, state.conv = depthwise_causal(state.conv, qkv, self.weight("linear_attn.conv1d.weight").reshape(qkv.shape[1], -1))
+        y, state.conv = depthwise_causal(
+            state.conv, qkv, self.weight("linear_attn.conv1d.weight").reshape(qkv.shape[1], -1)
+        )
         q, k, v = np.split(store(silu(y)), [nk * dk, 2 * nk * dk], -1)
         q, k, v = q.reshape(t, nk, dk), k.reshape(t, nk, dk), v.reshape(t, nv, dv)
         q = q / np.sqrt((q * q).sum(-1, keepdims=True) + KEY_EPS) / math.sqrt(dk)
         k = k / np.sqrt((k * k).sum(-1, keepdims=True) + KEY_EPS)
-        q, k = np.repeat(q, nv // nk, 1), np.repeat(k, nv // nk, 1)  # value head n uses key head n // (nv / nk)
+        q, k = (
+            np.repeat(q, nv // nk, 1),
+            np.repeat(k, nv // nk, 1),
+        )  # value head n uses key head n // (nv / nk)
         m = np.zeros((nv, dk, dv), x.dtype) if state.recurrent is None else state.recurrent
         out = np.empty((t, nv, dv), x.dtype)
         for i in range(t):
@@ -154,7 +186,9 @@ class Layer(Mixer):
             out[i] = np.einsum("hk,hkv->hv", q[i], m)
         state.recurrent = m
         gate = sigmoid(z) if c.output_gate == "sigmoid" else silu(z)
-        out = unit_rms(out, c.rms_eps) * self.weight("linear_attn.norm.weight") * gate  # the plain weight, not 1 + w
+        out = (
+            unit_rms(out, c.rms_eps) * self.weight("linear_attn.norm.weight") * gate
+        )  # the plain weight, not 1 + w
         return linear(store(out.reshape(t, nv * dv)), self.weight("linear_attn.out_proj.weight"))
 
     def pool(self, state: LayerState) -> None:
@@ -166,14 +200,17 @@ class Layer(Mixer):
         if complete == done:
             return
         first = np.arange(done, complete) * c.index_ratio
-        raw = state.raw[first[0] : complete * c.index_ratio].reshape(len(first), c.index_ratio, c.index_head_dim)
+        raw = state.raw[first[0] : complete * c.index_ratio].reshape(
+            len(first), c.index_ratio, c.index_head_dim
+        )
         pooled = rms(raw.mean(1), self.weight("self_attn.indexer.k_layernorm.weight"), c.rms_eps)
         state.pooled = _joined(state.pooled, self.store(rotate(pooled, state.cos[first], state.sin[first])))
 
     def select(self, index_q: Array, state: LayerState, at: int) -> tuple[Array, float]:
         """Positions that the query (heads, index_dim) of row `at` reads, ascending, and its margin.
 
-        The best complete blocks, the lower one first among equals, and always the rows after the last complete block.
+        The best complete blocks, the lower one first among equals, and always the rows after the last
+        complete block.
         """
         c, n = self.c, at + 1
         blocks, budget = n // c.index_ratio, c.index_budget // c.index_ratio
@@ -184,9 +221,13 @@ class Layer(Mixer):
         scale = 1 / math.sqrt(c.index_head_dim)
         best = np.sort(np.argsort(-(np.maximum(dots, 0).sum(0) * scale), kind="stable")[:budget])
         rows = (best[:, None] * c.index_ratio + np.arange(c.index_ratio)).reshape(-1)
-        return np.concatenate([rows, np.arange(blocks * c.index_ratio, n)]), selection_margin(dots, scale, budget)
+        return np.concatenate([rows, np.arange(blocks * c.index_ratio, n)]), selection_margin(
+            dots, scale, budget
+        )
 
-    def sparse_attention(self, x: Array, cos: Array, sin: Array, state: LayerState, margins: Margins | None) -> Array:
+    def sparse_attention(
+        self, x: Array, cos: Array, sin: Array, state: LayerState, margins: Margins | None
+    ) -> Array:
         """Attention over the selected positions, gated."""
         c, store, t = self.c, self.store, len(x)
         at = "self_attn."
@@ -220,7 +261,7 @@ class Layer(Mixer):
 
     def experts(self, x: Array, margins: Margins | None) -> Array:
         """The best `top_k` experts of each row, by ascending id, then the shared one."""
-        c, store = self.c, self.store
+        c = self.c
         logits = linear(x, self.weight("mlp.gate.weight"))
         if margins is not None:
             margins.router.setdefault(self.number, []).append(router_margin(logits, c.top_k))
@@ -232,12 +273,16 @@ class Layer(Mixer):
             rows = np.flatnonzero((chosen == e).any(1))
             if rows.size:
                 out[rows] += weights[rows, e, None] * self._glu(x[rows], "mlp.experts.", e)
-        shared = sigmoid(linear(x, self.weight("mlp.shared_expert_gate.weight"))) * self._glu(x, "mlp.shared_expert.", None)
-        return out + shared
+        shared = sigmoid(linear(x, self.weight("mlp.shared_expert_gate.weight"))) * self._glu(
+            x, "mlp.shared_expert.", None
+        )
+        return np.asarray(out + shared)
 
     def _glu(self, x: Array, at: str, expert: int | None) -> Array:
         gate, up, down = (
-            self.weight(f"{at}{name}_proj.weight") if expert is None else self.weight(f"{at}{name}_proj.weight")[expert]
+            self.weight(f"{at}{name}_proj.weight")
+            if expert is None
+            else self.weight(f"{at}{name}_proj.weight")[expert]
             for name in ("gate", "up", "down")
         )
         return linear(self.store(silu(linear(x, gate)) * linear(x, up)), down)

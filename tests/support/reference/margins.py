@@ -1,4 +1,5 @@
-"""Gaps at the two places where the model decides, so that a test can tell a legitimate near-tie from a fault."""
+"""Gaps at the two places where the model decides, so that a test can tell a legitimate near-tie from a
+fault."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
 from support.reference.primitives import Array
 
 
@@ -14,10 +16,12 @@ class Margins:
     """How far each row was from deciding otherwise, by layer; infinite where there was nothing to decide.
 
     Attributes:
-        router: Layer -> one (T,) array a forward: the gap between the last chosen and the first refused router logit.
-        selection: Attention layer -> one (T,) array a forward: how much a block's score would have to move until another set
-            of blocks were selected. Blocks that score exactly 0 tie by rule (the lower block wins), so there it is the
-            distance of the nearest block from changing between zero and positive.
+        router: Layer -> one (T,) array a forward: the gap between the last chosen and the first refused
+            router logit.
+        selection: Attention layer -> one (T,) array a forward: how much a block's score would have to move
+            until another set of blocks were selected. Blocks that score exactly 0 tie by rule (the lower
+            block wins), so there it is the distance of the nearest block from changing between zero and
+            positive.
     """
 
     router: dict[int, list[Array]] = field(default_factory=dict)
@@ -57,8 +61,8 @@ def selection_margin(dots: Array, scale: float, kept: int) -> float:
     ordered = -np.sort(-score)
     if ordered[kept] > 0:
         return float(ordered[kept - 1] - ordered[kept])
-    # The cut lies beside or among blocks of score 0: a positive block must not fall to 0 and, where zero blocks are kept, no
-    # other zero block may rise above it.
+    # The cut lies beside or among blocks of score 0: a positive block must not fall to 0 and, where zero
+    # blocks are kept, no other zero block may rise above it.
     positive = score > 0
     fall = float(score[positive].min()) if positive.any() else float("inf")
     rise = float((-dots[:, ~positive].max(0) * scale).min())

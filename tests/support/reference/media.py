@@ -1,6 +1,7 @@
 """Sizes, patches, frames and rotary positions of images and videos.
 
-Source: transformers 5.23, `qwen2_vl/image_processing_qwen2_vl.py`, `qwen3_vl/video_processing_qwen3_vl.py`, `get_rope_index`.
+Source: transformers 5.23, `qwen2_vl/image_processing_qwen2_vl.py`, `qwen3_vl/video_processing_qwen3_vl.py`,
+`get_rope_index`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+
 from support.reference.primitives import Array
 
 MAX_ASPECT = 200
@@ -22,12 +24,16 @@ def _rounded(h: int, w: int, factor: int) -> tuple[int, int]:
     return round(h / factor) * factor, round(w / factor) * factor  # half to even is part of the rule
 
 
-def smart_resize_image(h: int, w: int, factor: int = 32, low: int = 65536, high: int = 16777216) -> tuple[int, int]:
+def smart_resize_image(
+    h: int, w: int, factor: int = 32, low: int = 65536, high: int = 16777216
+) -> tuple[int, int]:
     """Target (height, width) in pixels: multiples of `factor` with `low` to `high` pixels."""
     height, width = _rounded(h, w, factor)
     if height * width > high:
         beta = math.sqrt(h * w / high)
-        return max(factor, math.floor(h / beta / factor) * factor), max(factor, math.floor(w / beta / factor) * factor)
+        return max(factor, math.floor(h / beta / factor) * factor), max(
+            factor, math.floor(w / beta / factor) * factor
+        )
     if height * width < low:
         beta = math.sqrt(low / (h * w))
         return math.ceil(h * beta / factor) * factor, math.ceil(w * beta / factor) * factor
@@ -45,7 +51,9 @@ def smart_resize_video(
     total = round(frames / temporal) * temporal * height * width
     if total > high:
         beta = math.sqrt(frames * h * w / high)
-        return max(factor, math.floor(h / beta / factor) * factor), max(factor, math.floor(w / beta / factor) * factor)
+        return max(factor, math.floor(h / beta / factor) * factor), max(
+            factor, math.floor(w / beta / factor) * factor
+        )
     if total < low:
         beta = math.sqrt(low / (frames * h * w))
         return math.ceil(h * beta / factor) * factor, math.ceil(w * beta / factor) * factor
@@ -53,7 +61,8 @@ def smart_resize_video(
 
 
 def patch_order(h: int, w: int, merge: int) -> npt.NDArray[np.int64]:
-    """(h * w, 2) row and column of each patch of a frame: merge blocks in raster order, raster inside each block."""
+    """(h * w, 2) row and column of each patch of a frame: merge blocks in raster order, raster inside each
+    block."""
     return np.array(
         [
             (block_row * merge + row, block_column * merge + column)
@@ -84,14 +93,17 @@ def patchify(frames: Array, patch: int = 16, merge: int = 2, temporal: int = 2) 
     return np.array(out), (t, h, w)
 
 
-def sample_frames(total: int, native_fps: float, fps: float = 2.0, low: int = 4, high: int = 768) -> npt.NDArray[np.int64]:
+def sample_frames(
+    total: int, native_fps: float, fps: float = 2.0, low: int = 4, high: int = 768
+) -> npt.NDArray[np.int64]:
     """Indices of the frames that are looked at."""
     n = min(max(int(total / native_fps * fps), low), high, total)
     return np.linspace(0, total - 1, n).round().astype(np.int64)
 
 
 def frame_timestamps(indices: Sequence[int], native_fps: float, temporal: int = 2) -> list[float]:
-    """Seconds of each temporal group: the mean of its first and last frame's times (a short group repeats its last)."""
+    """Seconds of each temporal group: the mean of its first and last frame's times (a short group repeats its
+    last)."""
     at = [*indices, *[indices[-1]] * (-len(indices) % temporal)]
     return [(at[i] + at[i + temporal - 1]) / native_fps / 2 for i in range(0, len(at), temporal)]
 
@@ -104,11 +116,13 @@ def rope_index(
     Args:
         kinds: For each token 0 text, 1 image pad, 2 video pad.
         image_grids: (t, h, w) in patches of each image, in order.
-        video_grids: The same of each video; used one temporal slice at a time, since timestamps separate the slices.
+        video_grids: The same of each video; used one temporal slice at a time, since timestamps separate the
+            slices.
         merge: Patches of a token along each side.
 
     Returns:
-        (3, T) positions on the t, h and w axes, and delta: a later text token at row r has position r + delta.
+        (3, T) positions on the t, h and w axes, and delta: a later text token at row r has position r +
+        delta.
     """
     grids = {1: iter(image_grids), 2: iter([(1, h, w) for t, h, w in video_grids for _ in range(t)])}
     out: list[tuple[int, int, int]] = []
@@ -120,7 +134,12 @@ def rope_index(
             now += 1
             continue
         t, h, w = next(grids[kind])
-        out += [(now + a, now + b, now + c) for a in range(t) for b in range(h // merge) for c in range(w // merge)]
+        out += [
+            (now + a, now + b, now + c)
+            for a in range(t)
+            for b in range(h // merge)
+            for c in range(w // merge)
+        ]
         now += max(h, w) // merge
     positions = np.array(out, dtype=np.int64).T
     return positions, int(positions.max()) + 1 - len(kinds)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from support.reference.decoder import Layer, LayerState, Mixer
 from support.reference.primitives import Array, linear, rms
 from support.reference.text import TextModel, canonical_weights
@@ -19,7 +20,8 @@ class DraftHead:
         model: The text model.
         weights: Tensors named `mtp.X`, or X alone.
 
-    Source: docs/model.md, the draft head; transformers has no implementation, three public engines agree on this one.
+    Source: docs/model.md, the draft head; transformers has no implementation, three public engines agree on
+    this one.
     """
 
     def __init__(self, model: TextModel, weights: Mapping[str, npt.ArrayLike]) -> None:
@@ -40,7 +42,8 @@ class DraftHead:
         """Absorb T rows.
 
         Args:
-            streams: (T, W) of the main model before its final mixer, or of this head's own row before (a chained draft).
+            streams: (T, W) of the main model before its final mixer, or of this head's own row before (a
+                chained draft).
             next_tokens: T ids, each the token after its row.
             state: The head's cache; moves on by T rows.
             positions: (3, T) rotary positions of the rows; the row numbers by default.
@@ -52,7 +55,9 @@ class DraftHead:
         embedding = store(self.model.w["embed_tokens.weight"][[int(x) for x in next_tokens]])
         e = store(rms(embedding, self.w["pre_fc_norm_embedding.weight"], c.rms_eps))
         e = store(linear(e, self.w["fc_embedding.weight"]))
-        n = store(rms(streams, self.w["pre_fc_norm_hidden.weight"], c.rms_eps))  # ONE mean square over all W values
+        n = store(
+            rms(streams, self.w["pre_fc_norm_hidden.weight"], c.rms_eps)
+        )  # ONE mean square over all W values
         n = linear(n.reshape(t, c.hc_count, c.hidden_size), self.w["fc_hidden.weight"])
         h = store((e[:, None, :] + n).reshape(t, c.hc_count * c.hidden_size))
         past = 0 if state.k is None else len(state.k)
@@ -63,7 +68,8 @@ class DraftHead:
         return self.model.logits(self.mixer.read(h, "hyper_connection_mixer")[0]), h
 
     def draft(self, streams: Array, next_tokens: Sequence[int], state: LayerState, depth: int) -> list[int]:
-        """Absorb verified rows, then chain greedy drafts; the caller drops the rows past the accepted ones from `state`."""
+        """Absorb verified rows, then chain greedy drafts; the caller drops the rows past the accepted ones
+        from `state`."""
         logits, h = self.forward(streams, next_tokens, state)
         out = [int(logits[-1].argmax())]
         while len(out) < depth:

@@ -10,11 +10,14 @@ import numpy.typing as npt
 from flashnext.checkpoint.config import ModelConfig
 
 
-def ngram_rows(config: ModelConfig, module: int, tokens: Sequence[int], history: Sequence[int]) -> npt.NDArray[np.int64]:
+def ngram_rows(
+    config: ModelConfig, module: int, tokens: Sequence[int], history: Sequence[int]
+) -> npt.NDArray[np.int64]:
     """Table rows of `tokens` that follow `history`.
 
-    A lookback stops at the nearest earlier segment token: positions at or before it read as the segment token. A segment token
-    itself still sees the tokens before it; the token after it sees only segment tokens.
+    A lookback stops at the nearest earlier segment token: positions at or before it read as the segment
+    token. A segment token itself still sees the tokens before it; the token after it sees only segment
+    tokens.
 
     Args:
         config: Gives the constants.

@@ -42,10 +42,11 @@ def linear(x: Array, w: Array) -> Array:
 
 
 def unit_rms(x: Array, eps: float, group: int | None = None) -> Array:
-    """x / sqrt(mean(x^2) + eps), the mean over each `group` values of the last axis (all of it by default)."""
+    """x / sqrt(mean(x^2) + eps), the mean over each `group` values of the last axis (all of it by
+    default)."""
     y = x.reshape(*x.shape[:-1], -1, group or x.shape[-1])
     y = y / np.sqrt((y * y).mean(-1, keepdims=True) + eps)
-    return y.reshape(x.shape)
+    return np.asarray(y.reshape(x.shape))
 
 
 def rms(x: Array, w: Array, eps: float, group: int | None = None) -> Array:
@@ -53,7 +54,7 @@ def rms(x: Array, w: Array, eps: float, group: int | None = None) -> Array:
 
     Source: Zhang and Sennrich 2019; docs/model.md, notation.
     """
-    return unit_rms(x, eps, group) * (1 + w)
+    return np.asarray(unit_rms(x, eps, group) * (1 + w))
 
 
 def depthwise_causal(history: Array, x: Array, w: Array, dilation: int = 1) -> tuple[Array, Array]:

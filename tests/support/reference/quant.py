@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+
 from support.reference.primitives import Array
 
 
@@ -13,7 +14,8 @@ def affine_unpack(
     """scale * code + bias, without rounding.
 
     Args:
-        words: (..., n_in * bits / 32); each row is one little-endian bit string, code i at bits [i * bits, (i + 1) * bits).
+        words: (..., n_in * bits / 32); each row is one little-endian bit string, code i at bits [i * bits, (i
+            + 1) * bits).
         scales: (..., n_in / group), `biases` likewise.
 
     Returns:

@@ -1,4 +1,5 @@
-"""Rotary positions: frequencies (plain and YaRN), the tables of three interleaved axes, the half-split rotation."""
+"""Rotary positions: frequencies (plain and YaRN), the tables of three interleaved axes, the half-split
+rotation."""
 
 from __future__ import annotations
 
@@ -8,9 +9,9 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from support.reference.primitives import Array
 
 from flashnext.checkpoint.config import ModelConfig, YarnConfig
+from support.reference.primitives import Array
 
 
 def plain_frequencies(theta: float, rotary_dim: int) -> npt.NDArray[np.float64]:
@@ -18,7 +19,9 @@ def plain_frequencies(theta: float, rotary_dim: int) -> npt.NDArray[np.float64]:
     return np.asarray(theta ** (-np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim))
 
 
-def yarn_frequencies(theta: float, rotary_dim: int, yarn: YarnConfig) -> tuple[npt.NDArray[np.float64], float]:
+def yarn_frequencies(
+    theta: float, rotary_dim: int, yarn: YarnConfig
+) -> tuple[npt.NDArray[np.float64], float]:
     """Static YaRN: fast frequencies stay, slow ones are divided by the factor, a linear ramp joins them.
 
     Returns:
@@ -42,7 +45,8 @@ def yarn_frequencies(theta: float, rotary_dim: int, yarn: YarnConfig) -> tuple[n
 
 
 def yarn_attention_factor(yarn: YarnConfig) -> float:
-    """What YaRN multiplies cos and sin by: the configured value, or one derived from the factor and the mscales."""
+    """What YaRN multiplies cos and sin by: the configured value, or one derived from the factor and the
+    mscales."""
     if yarn.attention_factor is not None:
         return yarn.attention_factor
 
@@ -62,8 +66,9 @@ class Rope:
         inv_freq: (half,) frequencies in radians a position.
         section: Frequencies of the t, h and w axes.
         attention_factor: Multiplies cos and sin.
-        angle: "exact" multiplies position and frequency in the model's dtype; "float32" rounds position, frequency and their
-            product to float32 first, which is how the engine defines an angle, and leaves cos and sin to the model's dtype.
+        angle: "exact" multiplies position and frequency in the model's dtype; "float32" rounds position,
+            frequency and their product to float32 first, which is how the engine defines an angle, and leaves
+            cos and sin to the model's dtype.
     """
 
     inv_freq: Array

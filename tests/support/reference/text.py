@@ -9,23 +9,25 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from flashnext.checkpoint.config import ModelConfig
 from support.reference.decoder import Layer, LayerState, Mixer, Store, exact
 from support.reference.margins import Margins
 from support.reference.primitives import Array, linear
 from support.reference.rope import Rope
 
-from flashnext.checkpoint.config import ModelConfig
-
 _PREFIXES = ("model.language_model.", "model.")
 _SHARD = re.compile(r"(.*\.ngram_embedding\.)shard_(\d+)\.weight")
 
 
-def canonical_weights(weights: Mapping[str, npt.ArrayLike], dtype: npt.DTypeLike = np.float64) -> dict[str, Array]:
+def canonical_weights(
+    weights: Mapping[str, npt.ArrayLike], dtype: npt.DTypeLike = np.float64
+) -> dict[str, Array]:
     """Float weights under the names the reference uses.
 
     Prefixes `model.language_model.` and `model.` fall away, shards of an n-gram table are joined to
-    `ngram_embedding.weight`, and a fused `experts.gate_up_proj` becomes `experts.gate_proj.weight` and `experts.up_proj.weight`.
-    Integer tensors are left out: the constants come from the config.
+    `ngram_embedding.weight`, and a fused `experts.gate_up_proj` becomes `experts.gate_proj.weight` and
+    `experts.up_proj.weight`. Integer tensors are left out: the constants come from the config.
 
     Args:
         weights: Tensors by Hugging Face or canonical name, as stored (`w` where a norm uses 1 + w).
@@ -81,7 +83,8 @@ class TextModel:
         weights: What `canonical_weights` takes.
         dtype: The dtype of every operation.
         rope: The rotary tables; those of `config` by default.
-        store: Applied wherever the engine stores an activation (see docs/model.md); nothing is rounded by default.
+        store: Applied wherever the engine stores an activation (see docs/model.md); nothing is rounded by
+            default.
     """
 
     def __init__(
@@ -118,7 +121,8 @@ class TextModel:
         Args:
             tokens: T ids.
             positions: (3, T) rotary positions; the row numbers by default.
-            media: Row -> (D,) feature that takes the place of the placeholder's embedding; hashing still sees its id.
+            media: Row -> (D,) feature that takes the place of the placeholder's embedding; hashing still sees
+                its id.
             margins: Filled with the rows' decision gaps.
         """
         ids = [int(t) for t in tokens]

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
+
 from support.reference.media import patch_order
 from support.reference.primitives import Array, linear, softmax
 from support.reference.rope import rotate
@@ -42,7 +43,10 @@ class VisionTower:
     """
 
     def __init__(
-        self, sizes: Mapping[str, int], weights: Mapping[str, npt.ArrayLike], dtype: npt.DTypeLike = np.float64
+        self,
+        sizes: Mapping[str, int],
+        weights: Mapping[str, npt.ArrayLike],
+        dtype: npt.DTypeLike = np.float64,
     ) -> None:
         self.depth, self.hidden, self.heads = sizes["depth"], sizes["hidden_size"], sizes["num_heads"]
         self.merge, self.side = sizes["spatial_merge_size"], math.isqrt(sizes["num_position_embeddings"])
@@ -53,7 +57,7 @@ class VisionTower:
         }
 
     def _linear(self, x: Array, name: str) -> Array:
-        return linear(x, self.w[name + ".weight"]) + self.w[name + ".bias"]
+        return np.asarray(linear(x, self.w[name + ".weight"]) + self.w[name + ".bias"])
 
     def _norm(self, x: Array, name: str) -> Array:
         return layer_norm(x, self.w[name + ".weight"], self.w[name + ".bias"])
@@ -106,5 +110,7 @@ class VisionTower:
             x = x + self._linear(out.reshape(len(x), -1), at + "attn.proj")
             y = gelu_tanh(self._linear(self._norm(x, at + "norm2"), at + "mlp.linear_fc1"))
             x = x + self._linear(y, at + "mlp.linear_fc2")
-        y = self._norm(x, "merger.norm").reshape(-1, self.hidden * self.merge**2)  # neighbours are adjacent already
+        y = self._norm(x, "merger.norm").reshape(
+            -1, self.hidden * self.merge**2
+        )  # neighbours are adjacent already
         return self._linear(gelu_erf(self._linear(y, "merger.linear_fc1")), "merger.linear_fc2")
