@@ -1,0 +1,184 @@
+"""Messages and tools of a request in the one canonical form that the chat template is given.
+
+The rules: `developer` is `system`; text parts are joined; `content: null` is empty text; reasoning is read
+from `reasoning_content` or `reasoning`; tool arguments are an object, with each number in its own spelling;
+broken surrogates are mended (`clean_text`). A message keeps its place, whatever its role.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flashnext.errors import InvalidArgument
+from flashnext.text.jsontext import clean_text, clean_value, loads
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+_TOOL_NAME = re.compile(r"[^\s<>]{1,256}")
+_MEDIA_PARTS = ("image", "image_url", "input_image", "video", "video_url", "input_audio", "audio", "file")
+
+
+class InvalidField(InvalidArgument):
+    """A field of a request is wrong.
+
+    Attributes:
+        field: Where it is, in the way of `messages[2].content`.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+
+
+def canonical_messages(
+    messages: Sequence[Mapping[str, Any]], field: str = "messages"
+) -> list[dict[str, Any]]:
+    """Bring a chat into the form that the template sees.
+
+    Returns:
+        One dictionary a message: `role`, `content` (text), and for the assistant `reasoning_content` (text)
+        and `tool_calls` (a list of `{"type", "function": {"name", "arguments": object}}`) where it has them.
+
+    Raises:
+        InvalidField: What cannot be read, with its place.
+    """
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        raise InvalidField(field, f"expected a list of messages, found {_kind(messages)}")
+    if not messages:
+        raise InvalidField(field, "expected at least one message, found none")
+    return [_message(message, f"{field}[{i}]") for i, message in enumerate(messages)]
+
+
+def _message(message: Any, field: str) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise InvalidField(field, f"expected an object, found {_kind(message)}")
+    role = message.get("role")
+    if role not in ROLES:
+        raise InvalidField(f"{field}.role", f"expected one of {', '.join(ROLES)}, found {role!r}")
+    out = {
+        "role": "system" if role == "developer" else role,
+        "content": _content(message.get("content"), f"{field}.content"),
+    }
+    if role != "assistant":
+        if message.get("tool_calls"):
+            raise InvalidField(
+                f"{field}.tool_calls", f"only an assistant message calls tools, found role {role!r}"
+            )
+        return out
+    for key in ("reasoning_content", "reasoning"):
+        reasoning = message.get(key)
+        if reasoning is not None:
+            if not isinstance(reasoning, str):
+                raise InvalidField(f"{field}.{key}", f"expected text, found {_kind(reasoning)}")
+            out["reasoning_content"] = clean_text(reasoning)
+            break
+    calls = message.get("tool_calls") or []
+    if not isinstance(calls, Sequence) or isinstance(calls, str):
+        raise InvalidField(f"{field}.tool_calls", f"expected a list, found {_kind(calls)}")
+    if calls:
+        out["tool_calls"] = [_tool_call(call, f"{field}.tool_calls[{j}]") for j, call in enumerate(calls)]
+    return out
+
+
+def _content(content: Any, field: str) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return clean_text(content)
+    if not isinstance(content, Sequence):
+        raise InvalidField(field, f"expected text or a list of parts, found {_kind(content)}")
+    texts: list[str] = []
+    for k, part in enumerate(content):
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal") else None
+        if kind in _MEDIA_PARTS:
+            raise InvalidField(f"{field}[{k}].type", f"{kind!r} is not supported yet; only text is")
+        if not isinstance(text, str):
+            raise InvalidField(
+                f"{field}[{k}]", 'expected {"type": "text", "text": "..."}, found ' + _kind(part, kind)
+            )
+        texts.append(text)
+    return clean_text("".join(texts))
+
+
+def _tool_call(call: Any, field: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        raise InvalidField(
+            field, 'expected {"type": "function", "function": {"name", "arguments"}}, found ' + _kind(call)
+        )
+    name = _name(function, field)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = loads(arguments) if arguments.strip() else {}
+        except InvalidArgument as e:
+            raise InvalidField(
+                f"{field}.function.arguments", f"expected a JSON object as text, but it is {e}"
+            ) from None
+    elif arguments is None:
+        arguments = {}
+    if not isinstance(arguments, Mapping):
+        raise InvalidField(f"{field}.function.arguments", f"expected a JSON object, found {_kind(arguments)}")
+    return {"type": "function", "function": {"name": name, "arguments": clean_value(dict(arguments))}}
+
+
+def canonical_tools(
+    tools: Sequence[Mapping[str, Any]] | None, field: str = "tools"
+) -> list[dict[str, Any]] | None:
+    """Check a request's tools; their content goes into the prompt as it is, keys in their order.
+
+    Returns:
+        The tools, or None where there are none.
+
+    Raises:
+        InvalidField: A tool that is not a function with a name, or a name that stands twice.
+    """
+    if not tools:
+        return None
+    if not isinstance(tools, Sequence) or isinstance(tools, str):
+        raise InvalidField(field, f"expected a list, found {_kind(tools)}")
+    names: set[str] = set()
+    for i, tool in enumerate(tools):
+        function = tool.get("function") if isinstance(tool, Mapping) else None
+        if not isinstance(function, Mapping) or tool.get("type") != "function":
+            raise InvalidField(
+                f"{field}[{i}]", 'expected {"type": "function", "function": {...}}, found ' + _kind(tool)
+            )
+        name = _name(function, f"{field}[{i}]")
+        if name in names:
+            raise InvalidField(f"{field}[{i}].function.name", f"{name!r} stands twice")
+        names.add(name)
+        parameters = function.get("parameters")
+        if parameters is not None and not isinstance(parameters, Mapping):
+            raise InvalidField(
+                f"{field}[{i}].function.parameters", f"expected a JSON schema, found {_kind(parameters)}"
+            )
+    return [clean_value(dict(tool)) for tool in tools]
+
+
+def _name(function: Mapping[str, Any], field: str) -> str:
+    name = function.get("name")
+    if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):
+        raise InvalidField(
+            f"{field}.function.name",
+            f"expected 1 to 256 characters without white space, < and >, found {name!r}"[:300],
+        )
+    return clean_text(name)
+
+
+def _kind(value: Any, part_type: Any = None) -> str:
+    if part_type is not None:
+        return f"a part of type {part_type!r}"[:100]
+    if isinstance(value, Mapping):
+        return "an object" if value else "an empty object"
+    names = {
+        str: "text",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        type(None): "null",
+        list: "a list",
+    }
+    return names.get(type(value), type(value).__name__)
