@@ -43,7 +43,7 @@ def joined(parts: list[Part]) -> tuple[str, str, list[ToolCall]]:
     return reasoning, content, [part for part in parts if isinstance(part, ToolCall)]
 
 
-def call_of(text: str, schema: Any) -> dict[str, Any]:
+def call_of(text: str, schema: Any) -> Any:
     """The arguments of one call with one parameter x, as text written by the model."""
     reply = f"<tool_call>\n<function=f>\n<parameter=x>\n{text}\n</parameter>\n</function>\n</tool_call>"
     (call,) = parse(reply, tools=[tool("f", x=schema)])[2]

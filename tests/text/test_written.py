@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from flashnext.errors import InvalidArgument
@@ -26,7 +27,7 @@ def check(text: str) -> None:
             assert (i in own) == c.isupper(), (str.__str__(text), getattr(text, "spans", ()))
 
 
-OPERATIONS: list[Callable[[str, int], object]] = [
+OPERATIONS: list[Callable[[str, int], Any]] = [
     lambda s, n: s.strip(),
     lambda s, n: s.lstrip("A "),
     lambda s, n: s.rstrip("b\n"),
