@@ -305,7 +305,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_value_of_any_field_escapes_as_another_exception(data: st.DataObject) -> None:
     raw = copy.deepcopy(REAL)

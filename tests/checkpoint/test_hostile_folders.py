@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 from flashnext.checkpoint import open_checkpoint
+from flashnext.errors import CheckpointError
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.mutate import (
     edit_header,
     edit_json,
@@ -191,3 +194,37 @@ def test_a_stray_file_beside_the_shards_changes_nothing_but_a_warning(
     assert ["model-00001-of-00002.safetensors is not part of" in warning for warning in after.warnings] == [
         True
     ]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    layout=st.sampled_from(["hf", "mlx"]),
+    name=st.sampled_from(
+        ["config.json", "generation_config.json", INDEX, "model-00001-of-00001.safetensors"]
+    ),
+    edits=st.lists(st.tuples(st.integers(0, 60_000), st.integers(0, 255)), min_size=1, max_size=3),
+)
+def test_flipped_bytes_of_any_file_open_or_are_refused(
+    originals: dict[str, Path],
+    tmp_path_factory: pytest.TempPathFactory,
+    layout: str,
+    name: str,
+    edits: list[tuple[int, int]],
+) -> None:
+    folder = tmp_path_factory.getbasetemp() / f"flipped-{layout}"
+    folder.mkdir(exist_ok=True)
+    for path in originals[layout].iterdir():
+        (folder / path.name).unlink(missing_ok=True)
+        (folder / path.name).hardlink_to(path)
+    content = bytearray((folder / name).read_bytes())
+    for at, byte in edits:
+        content[at % len(content)] = byte
+    (folder / name).unlink()
+    (folder / name).write_bytes(content)
+    try:
+        open_checkpoint(folder)
+    except CheckpointError as error:
+        sentence = str(error)
+    else:
+        sentence = "opened"
+    assert sentence.isprintable(), sentence

@@ -70,7 +70,7 @@ def complete(sizes: dict[str, Any]) -> dict[str, Any]:
     return sizes | {"num_hidden_layers": layers, "ple_layer_ids": linear[:2], "ple_embed_dim": 32 * heads}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(sizes=SIZES, seed=st.integers(0, 999), shard_bytes=st.sampled_from([1, 20_000, 1 << 30]))
 def test_hf_folders_of_random_sizes_give_every_written_value(
     tmp_path_factory: pytest.TempPathFactory, sizes: dict[str, Any], seed: int, shard_bytes: int
@@ -89,7 +89,7 @@ def test_hf_folders_of_random_sizes_give_every_written_value(
         )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     sizes=SIZES,
     seed=st.integers(0, 999),

@@ -200,7 +200,7 @@ ENTRY = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(
     header=st.dictionaries(
         st.sampled_from(["a", "b", "\u00e9", "__metadata__"]) | st.text(max_size=3), ENTRY | VALUE
@@ -211,7 +211,7 @@ def test_random_headers_are_accepted_only_where_the_formats_reader_agrees(header
     accepted_by_both(join(encode(header), bytes(size)))
 
 
-@settings(max_examples=2000, deadline=None)
+@settings(max_examples=1000, deadline=None)
 @given(
     edits=st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), min_size=1, max_size=4),
     cut=st.integers(0, 3) | st.just(200),
