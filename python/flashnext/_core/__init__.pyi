@@ -1,0 +1,164 @@
+"""The compiled core of flashnext."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
+
+from flashnext._core import testing as testing
+
+
+class Error(RuntimeError):
+    pass
+
+class InvalidArgument(Error, ValueError):
+    pass
+
+class OutOfMemory(Error, MemoryError):
+    pass
+
+class OutOfPages(OutOfMemory):
+    pass
+
+class DeviceError(Error):
+    pass
+
+class Limits:
+    """What a device can hold and how its arithmetic behaves."""
+
+    @property
+    def working_set_bytes(self) -> int: ...
+
+    @property
+    def max_buffer_bytes(self) -> int: ...
+
+    @property
+    def workers(self) -> int: ...
+
+    @property
+    def prompt_equals_window(self) -> bool: ...
+
+class Device:
+    """A device that models run on; opened once and handed down."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def limits(self) -> Limits: ...
+
+def open_device(kind: str = 'cpu', threads: int = 0, path: str = '', shuffle_seed: int = 0) -> Device:
+    """
+    Open a device. path: '' for the best instruction path, or one of instruction_paths().
+    """
+
+def instruction_paths() -> list[str]:
+    """Instruction paths this processor can run, best first."""
+
+class Model:
+    """The loaded model: weights, scratch and the layer plan."""
+
+    @property
+    def weight_bytes(self) -> int: ...
+
+    @property
+    def copied_bytes(self) -> int: ...
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    @property
+    def session_bytes(self) -> int: ...
+
+def load_model(device: Device, config: dict, files: Sequence[str], tensors: Mapping[str, tuple[int, int, str, Sequence[int], int]], zero_centred: bool, dtype: str, inv_freq: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], attention_factor: float, context: int, max_chunk: int = 512, max_window: int = 16, max_round: int = 64, max_sequences: int = 64) -> Model:
+    """
+    Place a checkpoint's tensors on the device. tensors: name -> (file index, offset, dtype, shape, batch stride).
+    """
+
+class PagePool:
+    """Pages of 64 positions that hold the attention caches of all sequences."""
+
+    def __init__(self, model: Model, n_pages: int) -> None: ...
+
+    @property
+    def free(self) -> int: ...
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def page_bytes(self) -> int: ...
+
+    @property
+    def allocated_bytes(self) -> int: ...
+
+class Session:
+    """What one sequence owns on the device."""
+
+    def __init__(self, model: Model, pool: PagePool) -> None: ...
+
+    @property
+    def length(self) -> int:
+        """Committed positions."""
+
+    @property
+    def n_pages(self) -> int: ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+    def keep(self, n: int) -> None:
+        """Commit the first n rows of the last window."""
+
+    def close(self) -> None:
+        """Give pages and memory back; idempotent."""
+
+class Sampling:
+    """How tokens are drawn; see cpp/rounds/sampler.h."""
+
+    def __init__(self, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0, seed: int = 0, presence: float = 0.0, frequency: float = 0.0, repetition: float = 1.0, bias: Mapping[int, float] = {}, logprobs: int = -1) -> None: ...
+
+    def check(self, n_valid: int) -> None:
+        """Raise InvalidArgument naming the first value out of range."""
+
+class Runner:
+    """Runs prompt chunks and rounds over the sessions of one model."""
+
+    def __init__(self, model: Model, n_valid: int = 0) -> None: ...
+
+    @property
+    def max_chunk(self) -> int: ...
+
+    def prompt(self, session: Session, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: bool, sampling: Sampling) -> int:
+        """
+        Read one prompt chunk; with last, draw and return the first reply token, else return -1.
+        """
+
+    def round(self, sessions: Sequence[Session]) -> list[int]:
+        """Feed each session's pending token and draw the next one."""
+
+    def logprobs(self, session: Session) -> tuple[float, list[tuple[int, float]]]:
+        """
+        (log-probability, [(id, log-probability), ...]) of the token drawn last.
+        """
+
+    def settle(self, session: Session) -> None:
+        """Apply what the last window kept."""
+
+    def state_hash(self, session: Session) -> int:
+        """Settle, then hash the recurrent block and the committed cache rows."""
+
+    def forward(self, parts: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool]]) -> list:
+        """
+        One pass over [(session, tokens, is_window), ...]; returns logits (rows, vocab) float32 of each part.
+        """
