@@ -93,9 +93,9 @@ class ReplyParser:
         self._call = ""
 
     @property
-    def in_content(self) -> bool:
-        """Whether text that comes next belongs to the answer."""
-        return self._state is _State.CONTENT
+    def in_thinking(self) -> bool:
+        """Whether the reply is inside a `<think>` block."""
+        return self._state is _State.THINKING
 
     def feed(self, text: str) -> list[Part]:
         """Take a piece of the reply's text."""

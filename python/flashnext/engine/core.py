@@ -1,0 +1,80 @@
+"""The part of the core that the engine's thread drives, as one small object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from flashnext import _core
+from flashnext.engine.load import PAGE_TOKENS, Loaded
+
+Tokens = npt.NDArray[np.int32]
+
+
+class Session(Protocol):
+    """What one sequence owns on the device."""
+
+    def close(self) -> None:
+        """Give it back; idempotent."""
+
+
+class Core(Protocol):
+    """What the engine's thread asks of a model. One thread at a time; calls block and release the GIL.
+
+    Attributes:
+        max_chunk: Most prompt tokens of a chunk.
+        n_pages: Pages of the pool.
+        page_tokens: Positions of a page.
+    """
+
+    max_chunk: int
+    n_pages: int
+    page_tokens: int
+
+    def open(self) -> Session:
+        """Make the session of a new sequence."""
+
+    def prompt(self, session: Session, tokens: Tokens, last: bool, sampling: _core.Sampling) -> int:
+        """Read a prompt chunk; with last, draw and return the first token of the reply, else -1."""
+
+    def round(self, sessions: Sequence[Session]) -> list[int]:
+        """Feed each session's pending token and draw its next one."""
+
+    def logprobs(self, session: Session) -> tuple[float, list[tuple[int, float]]]:
+        """Log-probability of the token drawn last, and the likeliest ids with theirs."""
+
+
+class LoadedCore:
+    """`Core` over a loaded model."""
+
+    def __init__(self, loaded: Loaded, n_tokens: int) -> None:
+        """Make the runner.
+
+        Args:
+            loaded: The model.
+            n_tokens: Ids at or beyond it are padding of the vocabulary and are never drawn.
+        """
+        self._loaded = loaded
+        self._runner = _core.Runner(loaded.model, n_tokens)
+        self.max_chunk = self._runner.max_chunk
+        self.n_pages = loaded.pool.total
+        self.page_tokens = PAGE_TOKENS
+
+    def open(self) -> _core.Session:
+        """Make the session of a new sequence."""
+        return _core.Session(self._loaded.model, self._loaded.pool)
+
+    def prompt(self, session: Session, tokens: Tokens, last: bool, sampling: _core.Sampling) -> int:
+        """Read a prompt chunk."""
+        return self._runner.prompt(cast(_core.Session, session), tokens, last, sampling)
+
+    def round(self, sessions: Sequence[Session]) -> list[int]:
+        """Draw the next token of each session."""
+        return self._runner.round(cast(Sequence[_core.Session], sessions))
+
+    def logprobs(self, session: Session) -> tuple[float, list[tuple[int, float]]]:
+        """Look up the log-probabilities of the token drawn last."""
+        return self._runner.logprobs(cast(_core.Session, session))

@@ -1,0 +1,285 @@
+"""The engine: a loaded checkpoint that answers prompts, for programs and for the server."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import queue
+import secrets
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from flashnext.engine.core import LoadedCore
+from flashnext.engine.errors import EngineClosed, core_errors
+from flashnext.engine.load import Loaded, load_model
+from flashnext.engine.reply import Chat, ReplyText
+from flashnext.engine.request import AsyncRequest, Item, Request
+from flashnext.engine.sampling import Defaults, Sampling
+from flashnext.engine.scheduler import Deliver, Job, Scheduler
+from flashnext.engine.thread import EngineThread
+from flashnext.errors import CheckpointError
+from flashnext.text.messages import InvalidField
+from flashnext.text.template import ChatTemplate, TemplateOptions
+from flashnext.text.tokenizer import Tokenizer
+
+_EXIT_TIMEOUT_S = 5.0
+
+PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+BUNDLED = Path(__file__).parents[1] / "data" / "tiny-6bit"
+"""The small trained checkpoint that travels with the package."""
+
+
+class Engine:
+    """A checkpoint on a device, and the thread that answers with it.
+
+    Its methods may be called from any thread, and the async ones from any event loop. Requests are answered
+    first come first served. It belongs to the process that made it: after a fork the child has to make its
+    own.
+
+        with Engine(path) as engine:
+            for event in engine.generate("Hello", sampling=Sampling(max_tokens=20)):
+                print(event.text, end="")
+
+    Attributes:
+        tokenizer: Of the checkpoint.
+        template: Its chat template.
+        context: Largest prompt plus reply, in tokens.
+    """
+
+    def __init__(
+        self,
+        path: str | Path = BUNDLED,
+        *,
+        device: str = "auto",
+        dtype: str = "bfloat16",
+        context: int | None = None,
+        progress: Callable[[str], None] = lambda stage: None,
+        random_bits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
+        """Load a checkpoint and start the thread.
+
+        Args:
+            path: Checkpoint folder.
+            device: "auto", or the name of a device.
+            dtype: "bfloat16" or "float32", of activations and caches.
+            context: Largest prompt plus reply in tokens; default the model's window.
+            progress: Told what is being loaded, stage by stage.
+            random_bits: Where the seeds of requests without one come from.
+
+        Raises:
+            CheckpointError: The checkpoint is refused.
+            InvalidArgument: An argument is out of its range.
+            OutOfMemory: The system does not give the memory.
+        """
+        progress("tokenizer and chat template")
+        self.tokenizer = Tokenizer.from_folder(path)
+        self.template = ChatTemplate.from_folder(path, self.tokenizer)
+        self._defaults = Defaults.from_folder(path)
+        progress("weights")
+        with core_errors():
+            self._loaded = load_model(path, device=device, dtype=dtype, context=context)
+            vocab_size = self._loaded.model.vocab_size
+            if self.tokenizer.n_tokens > vocab_size:
+                raise CheckpointError(
+                    f"{path}: tokenizer.json has ids up to {self.tokenizer.n_tokens - 1}, "
+                    f"the model's vocabulary has {vocab_size}"
+                )
+            core = LoadedCore(self._loaded, self.tokenizer.n_tokens)
+        self.context = self._loaded.context
+        self._random_bits = random_bits
+        self._stop_ids = frozenset(self._loaded.checkpoint.stop_tokens)
+        self._numbers = itertools.count(1)
+        self._process = os.getpid()
+        self._thread = EngineThread(Scheduler(core))
+        # Also at exit: the thread must not be inside the core while the interpreter is taken down.
+        self._finalizer = weakref.finalize(self, _close, self._thread, self._process, _EXIT_TIMEOUT_S)
+
+    @property
+    def loaded(self) -> Loaded:
+        """The loaded model: its checkpoint, device, sizes. For looking only; its thread owns it."""
+        return self._loaded
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why the engine's thread died; None while it has not."""
+        return self._thread.failure
+
+    def generate(
+        self,
+        prompt: PromptLike,
+        *,
+        sampling: Sampling | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: TemplateOptions | None = None,
+    ) -> Request:
+        """Answer a prompt, event by event. The request begins at once and ends where its iterator is dropped.
+
+        Args:
+            prompt: Plain text, token ids, or the messages of a chat. Text and messages never give control
+                tokens but those of the chat template. Only a chat's reply is taken apart into thoughts,
+                answer and calls.
+            sampling: How to draw; by default as the checkpoint recommends.
+            tools: For a chat, tools in OpenAI's form.
+            options: For a chat, options of the template.
+
+        Returns:
+            An iterator of events, the handle that `submit` returns.
+
+        Raises:
+            InvalidArgument: The prompt cannot be read, is too long, or a setting is out of its range.
+            EngineClosed: The engine is closed or was made before a fork.
+            EngineFailed: The engine's thread died.
+        """
+        return self.submit(prompt, sampling=sampling, tools=tools, options=options)
+
+    def submit(
+        self,
+        prompt: PromptLike,
+        *,
+        sampling: Sampling | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: TemplateOptions | None = None,
+    ) -> Request:
+        """Like `generate`, for those who want to cancel it or to wait for its whole result."""
+        self._require_open()
+        items: queue.SimpleQueue[Item] = queue.SimpleQueue()
+        job, seed = self._job(prompt, sampling or Sampling(), tools, options, items.put)
+        request = Request(job.id, seed, len(job.prompt), partial(self._cancel, job), items)
+        self._thread.submit(job)
+        return request
+
+    async def generate_async(
+        self,
+        prompt: PromptLike,
+        *,
+        sampling: Sampling | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: TemplateOptions | None = None,
+    ) -> AsyncRequest:
+        """Like `generate`, for asyncio: `async for event in await engine.generate_async(...)`."""
+        self._require_open()
+        loop = asyncio.get_running_loop()
+        items: asyncio.Queue[Item] = asyncio.Queue()
+
+        def deliver(item: Item) -> None:
+            loop.call_soon_threadsafe(items.put_nowait, item)
+
+        # A long chat takes a while to render and to tokenize, so the event loop does not do it itself.
+        make = partial(self._job, prompt, sampling or Sampling(), tools, options, deliver)
+        job, seed = await asyncio.to_thread(make)
+        request = AsyncRequest(job.id, seed, len(job.prompt), partial(self._cancel, job), items)
+        self._thread.submit(job)
+        return request
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """End requests at once, with EngineClosed, and the thread after the step it is in. Idempotent.
+
+        In a process that was forked off this does nothing.
+
+        Returns:
+            Whether the thread has ended within the time.
+        """
+        return _close(self._thread, self._process, timeout_s)
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Engine:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def _cancel(self, job: Job) -> None:
+        self._thread.cancel(job)
+
+    def _require_open(self) -> None:
+        if os.getpid() != self._process:
+            raise EngineClosed(
+                f"the engine was made by process {self._process} and cannot be used in process {os.getpid()} "
+                "that was forked off it; make an engine after the fork"
+            )
+
+    def _job(
+        self,
+        prompt: PromptLike,
+        sampling: Sampling,
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: TemplateOptions | None,
+        deliver: Deliver,
+    ) -> tuple[Job, int]:
+        """Turn a request into a job, and check all of it; the seed is drawn here."""
+        ids, chat = self._read_prompt(prompt, tools, options)
+        left = self.context - len(ids)
+        if left < 1:
+            raise InvalidField(
+                "messages" if chat else "prompt",
+                f"the prompt has {len(ids)} tokens, and with at least one token of reply it must fit "
+                f"the context of {self.context}",
+            )
+        if sampling.max_tokens is not None and sampling.max_tokens > self.context:
+            raise InvalidField(
+                "max_tokens", f"expected 1 to {self.context}, the context, found {sampling.max_tokens}"
+            )
+        for name, used in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            for token_id in used:
+                self._check_id(name, token_id)
+        seed = self._random_bits(64) if sampling.seed is None else sampling.seed % 2**64
+        with core_errors():
+            drawn = sampling.to_core(self._defaults, seed)
+            drawn.check(self.tokenizer.n_tokens)
+        job = Job(
+            id=next(self._numbers),
+            prompt=np.asarray(ids, dtype=np.int32),
+            max_tokens=min(sampling.max_tokens or left, left),
+            stop_ids=self._stop_ids | frozenset(sampling.stop_token_ids),
+            sampling=drawn,
+            logprobs=sampling.logprobs is not None,
+            text=ReplyText(self.tokenizer, tuple(sampling.stop), chat),
+            deliver=deliver,
+        )
+        return job, seed
+
+    def _read_prompt(
+        self, prompt: PromptLike, tools: Sequence[Mapping[str, Any]] | None, options: TemplateOptions | None
+    ) -> tuple[list[int], Chat | None]:
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        elif prompt and isinstance(prompt[0], Mapping):
+            rendered = self.template.render(prompt, tools, options)  # type: ignore[arg-type]
+            return rendered.token_ids, Chat(rendered.in_thinking, tools)
+        else:
+            ids = [self._check_id(f"prompt[{i}]", token_id) for i, token_id in enumerate(prompt)]
+        if tools or options:
+            raise InvalidField("tools" if tools else "options", "only a prompt of messages can have them")
+        if not ids:
+            raise InvalidField("prompt", "expected at least one token, found none")
+        return ids, None
+
+    def _check_id(self, field: str, token_id: Any) -> int:
+        whole = isinstance(token_id, int | np.integer) and not isinstance(token_id, bool)
+        if not whole or not 0 <= token_id < self.tokenizer.n_tokens:
+            raise InvalidField(
+                field,
+                f"expected a token id from 0 to {self.tokenizer.n_tokens - 1}, found {token_id!r}"[:200],
+            )
+        return int(token_id)
+
+
+def _close(thread: EngineThread, process: int, timeout_s: float | None) -> bool:
+    return os.getpid() != process or thread.close(timeout_s)

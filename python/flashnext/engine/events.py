@@ -1,0 +1,115 @@
+"""What a request gives back: events while it runs, and all of it together as a reply."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from flashnext.text.parser import ToolCall
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """The log-probability of one drawn token under the model's unmodified distribution.
+
+    Attributes:
+        top: The likeliest (id, log-probability), best first, as many as were asked for.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one request.
+
+    Attributes:
+        completion_tokens: All tokens drawn, thoughts and the end token included.
+        reasoning_tokens: Those of them that were drawn inside a `<think>` block.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    reasoning_tokens: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """A step of a reply.
+
+    Attributes:
+        token_ids: The tokens drawn in this step.
+        text: What the step adds to the reply's text. Text that may still turn out to be half a character or
+            part of a stop string comes with a later event, so this is often empty. For a chat it is the
+            answer alone.
+        reasoning: For a chat, what the step adds to the thoughts.
+        tool_calls: For a chat with tools, the calls that the step completes.
+        logprobs: One for each of token_ids, where the request asks for them.
+        finish_reason: On the last event: "stop" (a stop token or string), "length" (max_tokens or the
+            context) or "cancelled".
+        usage: On the last event.
+        token_sha: On the last event, the fingerprint of all token ids of the reply (`token_sha`).
+    """
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    reasoning: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+    token_sha: str | None = None
+
+
+@dataclass(frozen=True)
+class Reply:
+    """All events of a request together, and the seed that the reply was drawn with; see `Event`."""
+
+    text: str
+    reasoning: str
+    tool_calls: tuple[ToolCall, ...]
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprob, ...] | None
+    finish_reason: str
+    usage: Usage
+    token_sha: str
+    seed: int
+
+
+@dataclass
+class ReplyBuilder:
+    """Adds up events."""
+
+    events: list[Event] = field(default_factory=list)
+
+    def add(self, event: Event) -> None:
+        """Take the next event."""
+        self.events.append(event)
+
+    def reply(self, seed: int) -> Reply:
+        """Put the events together; the last one must have been added."""
+        last = self.events[-1]
+        assert last.finish_reason is not None and last.usage is not None and last.token_sha is not None
+        logprobs = [p for e in self.events for p in e.logprobs or ()]
+        asked = any(e.logprobs is not None for e in self.events)
+        return Reply(
+            text="".join(e.text for e in self.events),
+            reasoning="".join(e.reasoning for e in self.events),
+            tool_calls=tuple(call for e in self.events for call in e.tool_calls),
+            token_ids=tuple(i for e in self.events for i in e.token_ids),
+            logprobs=tuple(logprobs) if asked else None,
+            finish_reason=last.finish_reason,
+            usage=last.usage,
+            token_sha=last.token_sha,
+            seed=seed,
+        )
+
+
+def token_sha(token_ids: Sequence[int]) -> str:
+    """Fingerprint a reply: 16 hex digits of SHA-256 over its token ids as little-endian uint32."""
+    return hashlib.sha256(np.asarray(token_ids, dtype="<u4").tobytes()).hexdigest()[:16]

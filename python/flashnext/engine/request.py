@@ -1,0 +1,126 @@
+"""A request's handle: its events, its whole reply, its cancellation; for threads and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+from collections.abc import AsyncIterator, Callable, Iterator
+
+from flashnext.engine.events import Event, Reply, ReplyBuilder
+
+Item = Event | Exception
+
+
+class _Handle:
+    """What both handles share.
+
+    A handle that is dropped cancels its request: nobody could read the rest.
+
+    Attributes:
+        id: Number of the request in its engine.
+        seed: That the reply is drawn with; another request with it gives the same reply.
+        prompt_tokens: How many tokens the model reads.
+    """
+
+    def __init__(self, request_id: int, seed: int, prompt_tokens: int, cancel: Callable[[], None]) -> None:
+        self.id = request_id
+        self.seed = seed
+        self.prompt_tokens = prompt_tokens
+        self._cancel = cancel
+        self._ended = False
+        self._builder = ReplyBuilder()
+
+    def cancel(self) -> None:
+        """End the request within a chunk or a round; its last event then says "cancelled". Idempotent."""
+        if not self._ended:
+            self._cancel()
+
+    def _take(self, item: Item) -> Event:
+        if isinstance(item, Exception):
+            self._ended = True
+            raise item
+        self._ended = item.finish_reason is not None
+        self._builder.add(item)
+        return item
+
+    def __del__(self) -> None:
+        if not getattr(self, "_ended", True):
+            self._cancel()
+
+
+class Request(_Handle):
+    """A request of the blocking interface. Its events are read by one thread; `cancel` may come from any."""
+
+    def __init__(
+        self,
+        request_id: int,
+        seed: int,
+        prompt_tokens: int,
+        cancel: Callable[[], None],
+        items: queue.SimpleQueue[Item],
+    ) -> None:
+        super().__init__(request_id, seed, prompt_tokens, cancel)
+        self._items = items
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        """Wait for the next event.
+
+        Raises:
+            StopIteration: The last event has been given.
+            Exception: What ended the request, if not an event.
+        """
+        if self._ended:
+            raise StopIteration
+        return self._take(self._items.get())
+
+    def result(self) -> Reply:
+        """Wait for the end and return the whole reply, events that were read before included.
+
+        Raises:
+            Exception: What ended the request.
+        """
+        for _ in self:
+            pass
+        return self._builder.reply(self.seed)
+
+
+class AsyncRequest(_Handle):
+    """A request of the asyncio interface; used within the event loop that made it."""
+
+    def __init__(
+        self,
+        request_id: int,
+        seed: int,
+        prompt_tokens: int,
+        cancel: Callable[[], None],
+        items: asyncio.Queue[Item],
+    ) -> None:
+        super().__init__(request_id, seed, prompt_tokens, cancel)
+        self._items = items
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        return self
+
+    async def __anext__(self) -> Event:
+        """Wait for the next event.
+
+        Raises:
+            StopAsyncIteration: The last event has been given.
+            Exception: What ended the request, if not an event.
+        """
+        if self._ended:
+            raise StopAsyncIteration
+        return self._take(await self._items.get())
+
+    async def result(self) -> Reply:
+        """Wait for the end and return the whole reply, events that were read before included.
+
+        Raises:
+            Exception: What ended the request.
+        """
+        async for _ in self:
+            pass
+        return self._builder.reply(self.seed)

@@ -1,0 +1,209 @@
+"""The engine's mechanism: carries out the steps that the policy decides, and makes events of drawn tokens."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flashnext import _core
+from flashnext.engine.core import Core, Session, Tokens
+from flashnext.engine.errors import from_core
+from flashnext.engine.events import Event, TokenLogprob, Usage, token_sha
+from flashnext.engine.policy import Limits, Running, Waiting, next_step
+from flashnext.engine.reply import Pieces, ReplyText
+
+Deliver = Callable[[Event | Exception], None]
+
+
+@dataclass(eq=False)
+class Job:
+    """One request on its way through the engine.
+
+    Attributes:
+        prompt: (n,) int32, what the model reads.
+        max_tokens: Most tokens of the reply; prompt and reply fit the context.
+        stop_ids: Ids that end the reply.
+        deliver: Takes the events, and at the end the last event or an exception. Called by the engine's
+            thread, or by the one that closes the engine; must not block.
+        cancelled: Set by any thread; the job ends at the next step.
+    """
+
+    id: int
+    prompt: Tokens
+    max_tokens: int
+    stop_ids: frozenset[int]
+    sampling: _core.Sampling
+    logprobs: bool
+    text: ReplyText
+    deliver: Deliver
+    cancelled: bool = False
+    session: Session | None = None
+    n_read: int = 0
+    token_ids: list[int] = field(default_factory=list)
+    _ended: bool = False
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def send(self, item: Event | Exception) -> None:
+        """Deliver an event or an error; whatever comes after the last is dropped."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = isinstance(item, Exception) or item.finish_reason is not None
+        try:
+            self.deliver(item)
+        except Exception:  # the receiver is gone (an event loop that was closed); nobody reads the reply
+            self.cancelled = True
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last event or an error has been sent."""
+        return self._ended
+
+    def pages(self, page_tokens: int) -> int:
+        """Pages that the job takes to its end; the last token drawn is never fed."""
+        return -(-(len(self.prompt) + self.max_tokens - 1) // page_tokens)
+
+
+class Scheduler:
+    """Jobs that wait and run. Used by one thread, save for the fields of `Job` that say otherwise."""
+
+    def __init__(self, core: Core, max_running: int = 1) -> None:
+        self._core = core
+        self._limits = Limits(max_running, core.max_chunk, core.n_pages)
+        self._waiting: dict[int, Job] = {}
+        self._running: dict[int, Job] = {}
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self._waiting and not self._running
+
+    def add(self, job: Job) -> None:
+        """Put a job at the end of the queue."""
+        self._waiting[job.id] = job
+
+    def fail_all(self, error: Exception) -> None:
+        """End every job with an error."""
+        for job in [*self._waiting.values(), *self._running.values()]:
+            self._fail(job, error)
+
+    def step(self) -> None:
+        """Do the next thing: end what was cancelled, admit, read a chunk, run a round.
+
+        What fails in a sequence's own step ends that sequence with its error, and no other.
+        """
+        for job in [*self._waiting.values(), *self._running.values()]:
+            if job.cancelled:
+                self._finish(job, "cancelled", (), job.text.finish(cut=True))
+        size = self._core.page_tokens
+        step = next_step(
+            [Waiting(job.id, job.pages(size)) for job in self._waiting.values()],
+            [
+                Running(job.id, job.pages(size), len(job.prompt) - job.n_read)
+                for job in self._running.values()
+            ],
+            self._limits,
+        )
+        for job_id in step.admit:
+            self._admit(self._waiting[job_id])
+        if step.chunk:
+            self._read(self._running[step.chunk.id], step.chunk.n)
+        if step.round:
+            self._round([self._running[job_id] for job_id in step.round])
+
+    def _admit(self, job: Job) -> None:
+        try:
+            job.session = self._core.open()
+        except Exception as error:
+            self._fail(job, error)
+        else:
+            del self._waiting[job.id]
+            self._running[job.id] = job
+
+    def _read(self, job: Job, n: int) -> None:
+        assert job.session is not None
+        end = job.n_read + n
+        try:
+            token = self._core.prompt(
+                job.session, job.prompt[job.n_read : end], end == len(job.prompt), job.sampling
+            )
+        except Exception as error:
+            self._fail(job, error)
+            return
+        job.n_read = end
+        if end == len(job.prompt):
+            self._take(job, token)
+
+    def _round(self, jobs: list[Job]) -> None:
+        try:
+            tokens = self._core.round([job.session for job in jobs if job.session is not None])
+        except Exception as error:  # the pass was one, so all its sequences are lost with it
+            for job in jobs:
+                self._fail(job, error)
+            return
+        for job, token in zip(jobs, tokens, strict=True):
+            self._take(job, token)
+
+    def _take(self, job: Job, token: int) -> None:
+        """Add a drawn token to a reply, and end the reply where it ends it."""
+        job.token_ids.append(token)
+        logprobs = (self._logprob(job, token),) if job.logprobs else None
+        if token in job.stop_ids:
+            self._finish(job, "stop", (token,), job.text.finish(cut=False), logprobs)
+            return
+        pieces = job.text.push(token)
+        if job.text.stopped:
+            self._finish(job, "stop", (token,), pieces, logprobs)
+        elif len(job.token_ids) >= job.max_tokens:
+            rest = job.text.finish(cut=True)
+            whole = Pieces(
+                pieces.text + rest.text,
+                pieces.reasoning + rest.reasoning,
+                pieces.tool_calls + rest.tool_calls,
+            )
+            self._finish(job, "length", (token,), whole, logprobs)
+        else:
+            job.send(
+                Event(
+                    (token,), pieces.text, logprobs, reasoning=pieces.reasoning, tool_calls=pieces.tool_calls
+                )
+            )
+
+    def _logprob(self, job: Job, token: int) -> TokenLogprob:
+        assert job.session is not None
+        chosen, top = self._core.logprobs(job.session)
+        return TokenLogprob(token, chosen, tuple(top))
+
+    def _finish(
+        self,
+        job: Job,
+        reason: str,
+        token_ids: tuple[int, ...],
+        pieces: Pieces,
+        logprobs: tuple[TokenLogprob, ...] | None = None,
+    ) -> None:
+        self._drop(job)
+        job.send(
+            Event(
+                token_ids,
+                pieces.text,
+                logprobs,
+                finish_reason=reason,
+                usage=Usage(len(job.prompt), len(job.token_ids), job.text.n_reasoning),
+                reasoning=pieces.reasoning,
+                tool_calls=pieces.tool_calls,
+                token_sha=token_sha(job.token_ids),
+            )
+        )
+
+    def _fail(self, job: Job, error: Exception) -> None:
+        self._drop(job)
+        job.send(from_core(error))
+
+    def _drop(self, job: Job) -> None:
+        self._waiting.pop(job.id, None)
+        self._running.pop(job.id, None)
+        if job.session is not None:
+            job.session.close()
+            job.session = None

@@ -1,0 +1,103 @@
+"""The one thread that owns the core: takes jobs from any other, steps the scheduler while there is work."""
+
+from __future__ import annotations
+
+import threading
+
+from flashnext.engine.errors import EngineClosed, EngineFailed
+from flashnext.engine.scheduler import Job, Scheduler
+
+
+class EngineThread:
+    """Runs a scheduler. All methods may be called from any thread.
+
+    It sleeps while there is nothing to do. If it dies, every open job ends with EngineFailed, and so does
+    every later one at once; nothing waits for ever.
+    """
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+        self._changed = threading.Condition()
+        self._inbox: list[Job] = []
+        self._open: set[Job] = set()  # jobs that may still be waiting for something
+        self._closing = False
+        self._failure: EngineFailed | None = None
+        # A daemon, since the interpreter must be able to exit while a long chunk is being read.
+        self._thread = threading.Thread(target=self._run, name="flashnext-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> EngineFailed | None:
+        """Why the thread died, None while it has not."""
+        return self._failure
+
+    def submit(self, job: Job) -> None:
+        """Hand in a job.
+
+        Raises:
+            EngineFailed: The thread died.
+            EngineClosed: The engine is closed.
+        """
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            if self._closing:
+                raise EngineClosed("the engine is closed; open another one")
+            self._inbox.append(job)
+            self._changed.notify()
+
+    def cancel(self, job: Job) -> None:
+        """End a job after the chunk or round that is running; its last event says "cancelled"."""
+        with self._changed:
+            job.cancelled = True
+            self._changed.notify()
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """End all jobs with EngineClosed at once, and the thread after the step that is running.
+
+        Returns:
+            Whether the thread has ended within the time.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+            jobs = [*self._open, *self._inbox]
+        for job in jobs:
+            job.send(EngineClosed("the engine was closed before the reply was complete"))
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                self._scheduler.step()
+        except BaseException as error:  # whatever it is, nobody may be left waiting
+            failure = EngineFailed(f"the engine's thread died: {type(error).__name__}: {error}")
+            failure.__cause__ = error
+            self._end(failure)
+        else:
+            self._end(None)
+
+    def _turn(self) -> bool:
+        """Wait for work and take new jobs; False where the engine closes."""
+        with self._changed:
+            while not (self._inbox or self._closing) and self._scheduler.idle:
+                self._open.clear()
+                self._changed.wait()
+            if self._inbox:
+                self._open = {job for job in self._open if not job.ended} | {*self._inbox}
+                for job in self._inbox:
+                    self._scheduler.add(job)
+                self._inbox.clear()
+            return not self._closing
+
+    def _end(self, failure: EngineFailed | None) -> None:
+        with self._changed:
+            self._failure = failure
+            self._closing = True
+            jobs = [*self._open, *self._inbox]
+        error = failure or EngineClosed("the engine was closed before the reply was complete")
+        for job in jobs:
+            job.send(error)
+        self._scheduler.fail_all(error)
