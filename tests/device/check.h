@@ -1,4 +1,5 @@
-// Checks of the C++ tests: a test is a function named as a claim; the first false check ends the program.
+// Checks of the C++ tests: a test is a function named as a claim; the first false check ends the
+// program.
 #pragma once
 
 #include <cstdio>
@@ -9,7 +10,7 @@ namespace flashnext::test {
 
 [[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
   std::fprintf(stderr, "%s:%d: %s\n", file, line, what.c_str());
-  std::exit(1);
+  std::_Exit(1);
 }
 
 struct Test {
@@ -32,21 +33,20 @@ int run_all(const Test (&tests)[n]) {
 #define CHECK(condition) \
   if (!(condition)) flashnext::test::fail(__FILE__, __LINE__, "not so: " #condition)
 
-#define CHECK_EQ(found, expected)                                                     \
-  if (const auto f = (found), e = static_cast<decltype(f)>(expected); f != e)         \
-  flashnext::test::fail(__FILE__, __LINE__,                                           \
+#define CHECK_EQ(found, expected)                                       \
+  if (auto f = (found), e = static_cast<decltype(f)>(expected); f != e) \
+  flashnext::test::fail(__FILE__, __LINE__,                             \
                         #found " is " + std::to_string(f) + ", expected " + std::to_string(e))
 
 // `statement` throws `error` with `words` in its text.
-#define CHECK_THROWS(statement, error, words)                                         \
-  try {                                                                               \
-    statement;                                                                        \
-    flashnext::test::fail(__FILE__, __LINE__, "no error from " #statement);           \
-  } catch (const error& e) {                                                          \
-    if (std::string(e.what()).find(words) == std::string::npos) {                     \
+#define CHECK_THROWS(statement, error, words)                                                \
+  try {                                                                                      \
+    statement;                                                                               \
+    flashnext::test::fail(__FILE__, __LINE__, "no error from " #statement);                  \
+  } catch (const error& e) {                                                                 \
+    if (std::string(e.what()).find(words) == std::string::npos) {                            \
       flashnext::test::fail(__FILE__, __LINE__, std::string("the error says: ") + e.what()); \
-    }                                                                                 \
+    }                                                                                        \
   }
 
-#define TEST(name) \
-  { #name, name }
+#define TEST(name) {#name, name}
