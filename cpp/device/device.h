@@ -23,6 +23,7 @@ struct Limits {
   size_t working_set_bytes = 0;  // memory the plan may use
   size_t max_buffer_bytes = 0;
   double read_bandwidth = 0;
+  size_t tensor_alignment = 16;  // bytes; a tensor of a mapped file that lies otherwise is copied
   int workers = 1;
   bool prompt_equals_window = true;  // the class law: both classes give the same bits
 };

@@ -8,8 +8,6 @@
 namespace flashnext {
 namespace {
 
-constexpr size_t kAlignment = 16;
-
 std::string text(const std::vector<int64_t>& shape) {
   std::string s = "[";
   for (size_t i = 0; i < shape.size(); ++i) s += (i ? ", " : "") + std::to_string(shape[i]);
@@ -45,7 +43,7 @@ const std::byte* Weights::bytes(const TensorView& view, const std::string& name,
 
 Slice Weights::place(const TensorView& view, const std::string& name, size_t size_bytes) {
   const std::byte* data = bytes(view, name, size_bytes);
-  if (view.offset % kAlignment == 0) {
+  if (view.offset % device_->limits().tensor_alignment == 0) {
     mapped_bytes_ += size_bytes;
     return {files_[static_cast<size_t>(view.file)], view.offset};
   }

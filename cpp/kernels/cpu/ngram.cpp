@@ -62,7 +62,7 @@ void ngram_gather(const Task& t) {
   const auto& p = t.get<NgramGatherParams>();
   if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountRows]) return;
   const uint32_t* ids = t.slot<const uint32_t>(1) + size_t{t.x} * p.n_heads;
-  auto* row = reinterpret_cast<PanelScratch*>(t.scratch)->row;
+  auto* row = reinterpret_cast<PanelScratch*>(t.scratch)->f.row;
   for (uint32_t h = 0; h < p.n_heads; ++h) {
     const uint64_t* shard = t.slot<const uint64_t>(2) + size_t{ids[h] / p.rows_per_shard} * 3;
     const Matrix table = {at<const uint8_t>(shard[0], 0), at<const bfloat16>(shard[1], 0),

@@ -1,18 +1,19 @@
 // Products of rows with a stored matrix, the one place where weights are read: y[r][c] = sum_k x[r][k] * w[c][k].
 //
-// Order of summation, for any number of rows: a weight is decoded to fp32 as fma(scale, code, bias); lane l sums the inputs
-// k = l (mod kLanes) by ascending k in one chain of fma; the lanes are added by the tree of reduce_add. One row reads the codes
-// straight from memory (decoding bounds it, so nothing is stored in between); several rows share a decoded panel.
+// bfloat16 rows with affine codes go to codes.h. All else is fp32: a weight is decoded as fma(scale, code, bias); lane l sums the
+// inputs k = l (mod kLanes) by ascending k in one chain of fma; the lanes are added by the tree of reduce_add, for any number
+// of rows. One row reads the weights straight from memory; several rows share a decoded panel.
 #pragma once
 
+#include "kernels/cpu/codes.h"
 #include "kernels/cpu/simd.h"
 #include "metal/params.h"
 
 namespace flashnext::cpu::FLASHNEXT_PATH {
 
-constexpr uint32_t kPanelColumns = 48;  // columns of a panel at most: a multiple of the 3 columns of a register tile
-constexpr uint32_t kPanelInputs = 512;  // inputs of a panel at most
-constexpr uint32_t kPanelRows = 64;     // rows that share a decoded panel
+constexpr uint32_t kPanelColumns = kCodeColumns;  // columns of a panel at most
+constexpr uint32_t kPanelInputs = 512;            // inputs of a panel at most
+constexpr uint32_t kPanelRows = kCodeRows;        // rows that share a decoded panel
 constexpr uint32_t kMaxInputs = 1 << 16;
 
 // Rows of a stored matrix.
@@ -51,12 +52,16 @@ struct Rows {
 };
 
 // Scratch of a product. The sums of a row are handed to the caller before the next panel of rows begins.
-struct PanelScratch {
+struct FloatScratch {
   alignas(64) float x[kPanelRows * kPanelInputs];
   alignas(64) float weights[kPanelColumns * kPanelInputs];
   alignas(64) float sums[kPanelRows * kPanelColumns * kLanes];
   alignas(64) float row[kMaxInputs];  // one row's inputs
   alignas(64) float y[kPanelColumns];
+};
+union PanelScratch {
+  FloatScratch f;
+  CodeScratch codes;
 };
 
 // Decodes inputs k0 .. k0 + n of one matrix row to fp32. k0 and n are multiples of 32 (of the group where it is larger).
@@ -67,9 +72,21 @@ void dot_row(const Matrix& w, uint32_t col0, uint32_t n_cols, const float* x, fl
 void multiply_panel(const float* x, uint32_t n_rows, const float* weights, uint32_t n_cols, uint32_t n, float* sums);
 
 // Calls emit(r, y) for each r < n_rows, y[c] being the product of row r with matrix row col0 + c, c < n_cols <= kPanelColumns.
+template <class Emit>
+inline void product_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<bfloat16> x, uint32_t n_rows, CodeScratch& s,
+                          Emit emit) {
+  const bfloat16* rows[kCodeRows];
+  for (uint32_t r0 = 0; r0 < n_rows; r0 += kCodeRows) {
+    const uint32_t n = n_rows - r0 < kCodeRows ? n_rows - r0 : kCodeRows;
+    for (uint32_t r = 0; r < n; ++r) rows[r] = x[r0 + r];
+    multiply_codes(w, col0, n_cols, rows, n, s);
+    for (uint32_t r = 0; r < n; ++r) emit(r0 + r, static_cast<const float*>(s.y + r * kCodeColumns));
+  }
+}
+
 template <class T, class Emit>
-inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<T> x, uint32_t n_rows, PanelScratch& s,
-                    Emit emit) {
+inline void product_floats(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<T> x, uint32_t n_rows, FloatScratch& s,
+                           Emit emit) {
   if (n_rows == 1) {
     to_floats(x[0], w.n_in, s.row);
     dot_row(w, col0, n_cols, s.row, s.y);
@@ -91,6 +108,18 @@ inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<T> x, 
       emit(r0 + r, static_cast<const float*>(s.y));
     }
   }
+}
+
+template <class Emit>
+inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<bfloat16> x, uint32_t n_rows, PanelScratch& s,
+                    Emit emit) {
+  if (w.format.bits < 16) return product_codes(w, col0, n_cols, x, n_rows, s.codes, emit);
+  product_floats(w, col0, n_cols, x, n_rows, s.f, emit);
+}
+template <class Emit>
+inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<float> x, uint32_t n_rows, PanelScratch& s,
+                    Emit emit) {
+  product_floats(w, col0, n_cols, x, n_rows, s.f, emit);
 }
 
 }  // namespace flashnext::cpu::FLASHNEXT_PATH

@@ -10,7 +10,7 @@ void embed(const Task& t) {
   const auto& p = t.get<EmbedParams>();
   if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountRows]) return;
   const Matrix table = matrix(t.slots[2], t.slots[3], t.slots[4], p.format, p.hidden);
-  auto* row = reinterpret_cast<PanelScratch*>(t.scratch)->row;
+  auto* row = reinterpret_cast<PanelScratch*>(t.scratch)->f.row;
   decode(table, static_cast<uint32_t>(t.slot<const Row>(1)[t.x].token), 0, p.hidden, row);
   T* out = t.slot<T>(5) + size_t{t.x} * p.hc_count * p.hidden;
   for (uint32_t s = 0; s < p.hc_count; ++s) {
