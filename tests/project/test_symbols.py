@@ -1,7 +1,7 @@
 """Code compiled for one instruction path lies in that path's namespace.
 
-A weak symbol outside of it, such as a template of the library, exists once in the linked core, and which path's
-code that is is the linker's choice: the core could run AVX2 instructions on a processor that has none.
+A weak symbol outside of it, such as a template of the library, exists once in the linked core, and the linker
+chooses which path's code that is: the core could run AVX2 instructions on a processor that has none.
 """
 
 from __future__ import annotations
