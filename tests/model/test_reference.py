@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
 from flashnext.checkpoint import YarnConfig, parse_config
 from support.random_checkpoint import random_config
 from support.reference.margins import Margins, router_margin, selection_margin

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-
 from flashnext.checkpoint.config import ModelConfig
+
 from support.reference.margins import Margins, router_margin, selection_margin
 from support.reference.ngram import ngram_rows
 from support.reference.primitives import (
@@ -145,8 +145,9 @@ class Layer(Mixer):
         query = rms(h, self.weight("ple.norm_query.weight"), c.rms_eps, d).reshape(t, s, d)
         score = (key * query).sum(-1) / math.sqrt(d)
         gate = sigmoid(np.sign(score) * np.sqrt(np.maximum(np.abs(score), GATE_FLOOR)))
-        gated = store((gate[:, :, None] * value[:, None, :]).reshape(t, s * d))
-        normed = store(rms(gated, self.weight("ple.norm_conv.weight"), c.rms_eps, d))
+        u = (gate[:, :, None] * value[:, None, :]).reshape(t, s * d)
+        gated = store(u)
+        normed = store(rms(u, self.weight("ple.norm_conv.weight"), c.rms_eps, d))
         if state.ple_conv is None:
             state.ple_conv = np.zeros(((c.ple_conv - 1) * c.ngram_size, s * d), h.dtype)
         taps = self.weight("ple.conv1d.weight").reshape(s * d, -1)
@@ -203,7 +204,7 @@ class Layer(Mixer):
         raw = state.raw[first[0] : complete * c.index_ratio].reshape(
             len(first), c.index_ratio, c.index_head_dim
         )
-        pooled = rms(raw.mean(1), self.weight("self_attn.indexer.k_layernorm.weight"), c.rms_eps)
+        pooled = rms(self.store(raw.mean(1)), self.weight("self_attn.indexer.k_layernorm.weight"), c.rms_eps)
         state.pooled = _joined(state.pooled, self.store(rotate(pooled, state.cos[first], state.sin[first])))
 
     def select(self, index_q: Array, state: LayerState, at: int) -> tuple[Array, float]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
-
 from flashnext.checkpoint.config import ModelConfig
 
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-
 from flashnext.checkpoint.config import ModelConfig, YarnConfig
+
 from support.reference.primitives import Array
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from flashnext.checkpoint.config import ModelConfig
+
 from support.reference.decoder import Layer, LayerState, Mixer, Store, exact
 from support.reference.margins import Margins
 from support.reference.primitives import Array, linear

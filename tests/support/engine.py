@@ -1,0 +1,76 @@
+"""The engine as tests drive it: loaded models, rows through sessions, and bits compared by hashes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from flashnext import _core as core
+from flashnext.engine.load import Loaded, load_model
+
+Tokens = npt.NDArray[np.int32]
+Float32 = npt.NDArray[np.float32]
+
+PATHS: tuple[str, ...] = tuple(core.instruction_paths())
+CONTEXT = 1024
+MAX_WINDOW = 64
+
+
+class Engine:
+    """One loaded model, its pages and a runner.
+
+    Args:
+        path: The checkpoint.
+        instructions: Instruction path of the CPU device.
+        dtype: Of activations and caches.
+        options: Further arguments of `load_model`.
+    """
+
+    def __init__(self, path: Path, instructions: str = "", dtype: str = "float32", **options: Any) -> None:
+        given = {"context": CONTEXT, "max_window": MAX_WINDOW, "sequences": 4} | options
+        self.loaded: Loaded = load_model(path, device="cpu", path_name=instructions, dtype=dtype, **given)
+        self.runner = core.Runner(self.loaded.model)
+
+    def session(self) -> core.Session:
+        return core.Session(self.loaded.model, self.loaded.pool)
+
+    def prompt(self, session: core.Session, tokens: Tokens) -> Float32:
+        """One prompt chunk; (rows, vocab) logits."""
+        return self.forward([(session, tokens, False)])[0]
+
+    def window(self, session: core.Session, tokens: Tokens, keep: int | None = None) -> Float32:
+        """One window, of which the first `keep` rows (all by default) are committed; logits of all its
+        rows."""
+        logits = self.forward([(session, tokens, True)])[0]
+        session.keep(len(tokens) if keep is None else keep)
+        return logits
+
+    def forward(self, parts: Sequence[tuple[core.Session, Tokens, bool]]) -> list[Float32]:
+        """One pass over (session, tokens, is_window) parts; logits of each part's rows."""
+        return self.runner.forward(parts)
+
+    def alone(self, tokens: Tokens, chunk: int = 512) -> Float32:
+        """Logits of every row of a sequence read by prompt chunks on a fresh session."""
+        session = self.session()
+        chunks = np.split(tokens, range(chunk, len(tokens), chunk))
+        out = np.concatenate([self.prompt(session, part) for part in chunks])
+        session.close()
+        return out
+
+
+def row_hashes(logits: Float32) -> list[str]:
+    """A hash of each row's float32 bits, which differs as soon as one bit does."""
+    assert logits.dtype == np.float32
+    return [hashlib.blake2b(row.tobytes(), digest_size=8).hexdigest() for row in logits]
+
+
+def first_difference(expected: Sequence[str], found: Sequence[str]) -> int | None:
+    """The first row whose hashes differ (a missing row differs), or None."""
+    for row in range(max(len(expected), len(found))):
+        if row >= len(expected) or row >= len(found) or expected[row] != found[row]:
+            return row
+    return None
