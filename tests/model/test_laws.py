@@ -189,7 +189,7 @@ UlpOf = Callable[[str], tuple[list[str], int]]
 
 @pytest.fixture(scope="module")
 def with_one_ulp(tmp_path_factory: pytest.TempPathFactory) -> UlpOf:
-    """Row hashes and state hash of the small model, one bfloat16 weight moved by one unit in the last place."""
+    """Row hashes and state hash of the small model, one weight moved by one unit in the last place."""
     tokens = np.random.default_rng(3).integers(0, 100, 40, np.int32)
 
     def run(tensor: str) -> tuple[list[str], int]:
