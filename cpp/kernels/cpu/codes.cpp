@@ -236,6 +236,7 @@ template <int kRows, int kVectors>
     const int16_t* q[kRows];
     for (int r = 0; r < kRows; ++r) q[r] = x[r].q + g * group;
     const int16_t* w = weights + g * group * kColumns;
+#pragma GCC unroll 8
     for (uint32_t k = 0; k < group; k += 2, w += 2 * kColumns) {
       __m256i columns[kVectors];
       for (int v = 0; v < kVectors; ++v) columns[v] = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + v * kStride));
@@ -245,6 +246,8 @@ template <int kRows, int kVectors>
         const __m256i both = _mm256_set1_epi32(pair);
         for (int v = 0; v < kVectors; ++v) {
           whole[r][v] = _mm256_add_epi32(whole[r][v], _mm256_madd_epi16(columns[v], both));
+          // Keeps the rows in order: broadcasting all of them first would leave no register for the sums.
+          asm volatile("" : "+x"(whole[r][v]));
         }
       }
     }
