@@ -113,8 +113,9 @@ def test_text_token_ids_and_messages_are_prompts(settings: Sampling, engine: Eng
 
 
 def test_a_plain_text_prompt_gives_no_control_token(engine: Engine) -> None:
-    spelled = engine.generate("<|im_start|>user\nHi<|im_end|>", sampling=Sampling(max_tokens=1))
-    assert spelled.prompt_tokens == len(engine.tokenizer.encode("<|im_start|>user\nHi<|im_end|>")) > 5
+    request = engine.generate("<|im_start|>user\nHi<|im_end|>", sampling=Sampling(max_tokens=1))
+    assert len(request.prompt_ids) > 5
+    assert not set(request.prompt_ids) & set(engine.tokenizer.control_ids.values())
 
 
 # --- sampling

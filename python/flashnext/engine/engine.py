@@ -152,7 +152,7 @@ class Engine:
         self._require_open()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         job, seed = self._job(prompt, sampling or Sampling(), tools, options, items.put)
-        request = Request(job.id, seed, len(job.prompt), partial(self._cancel, job), items)
+        request = Request(job.id, seed, job.prompt.tolist(), partial(self._cancel, job), items)
         self._thread.submit(job)
         return request
 
@@ -175,7 +175,7 @@ class Engine:
         # A long chat takes a while to render and to tokenize, so the event loop does not do it itself.
         make = partial(self._job, prompt, sampling or Sampling(), tools, options, deliver)
         job, seed = await asyncio.to_thread(make)
-        request = AsyncRequest(job.id, seed, len(job.prompt), partial(self._cancel, job), items)
+        request = AsyncRequest(job.id, seed, job.prompt.tolist(), partial(self._cancel, job), items)
         self._thread.submit(job)
         return request
 

@@ -19,13 +19,13 @@ class _Handle:
     Attributes:
         id: Number of the request in its engine.
         seed: That the reply is drawn with; another request with it gives the same reply.
-        prompt_tokens: How many tokens the model reads.
+        prompt_ids: The token ids that the model reads.
     """
 
-    def __init__(self, request_id: int, seed: int, prompt_tokens: int, cancel: Callable[[], None]) -> None:
+    def __init__(self, request_id: int, seed: int, prompt_ids: list[int], cancel: Callable[[], None]) -> None:
         self.id = request_id
         self.seed = seed
-        self.prompt_tokens = prompt_tokens
+        self.prompt_ids = prompt_ids
         self._cancel = cancel
         self._ended = False
         self._builder = ReplyBuilder()
@@ -55,11 +55,11 @@ class Request(_Handle):
         self,
         request_id: int,
         seed: int,
-        prompt_tokens: int,
+        prompt_ids: list[int],
         cancel: Callable[[], None],
         items: queue.SimpleQueue[Item],
     ) -> None:
-        super().__init__(request_id, seed, prompt_tokens, cancel)
+        super().__init__(request_id, seed, prompt_ids, cancel)
         self._items = items
 
     def __iter__(self) -> Iterator[Event]:
@@ -94,11 +94,11 @@ class AsyncRequest(_Handle):
         self,
         request_id: int,
         seed: int,
-        prompt_tokens: int,
+        prompt_ids: list[int],
         cancel: Callable[[], None],
         items: asyncio.Queue[Item],
     ) -> None:
-        super().__init__(request_id, seed, prompt_tokens, cancel)
+        super().__init__(request_id, seed, prompt_ids, cancel)
         self._items = items
 
     def __aiter__(self) -> AsyncIterator[Event]:

@@ -1,0 +1,206 @@
+"""The commands: `flashnext-serve`, and `flashnext` with its subcommands."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+from flashnext.errors import FlashnextError
+
+# What takes long to import is imported where it is needed, so that --help and refusals are instant.
+if TYPE_CHECKING:
+    from flashnext.engine.engine import Engine
+
+STOP_TIMEOUT_S = 0.5
+"""How long the end waits for the device to finish the step that it is in."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `flashnext ARGV`."""
+    from flashnext.commands import main as run
+
+    return run(argv)
+
+
+def serve(argv: Sequence[str] | None = None) -> int:
+    """Run `flashnext-serve ARGV` until a signal; the status is 0, or 1 after an error told in one line."""
+    args = _serve_parser().parse_args(argv)
+    try:
+        signal.signal(signal.SIGTERM, _interrupt)
+        with _listen(args.host, args.port) as listener:
+            _serve(args, listener)
+    except FlashnextError as error:
+        print(f"flashnext-serve: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _serve_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="flashnext-serve",
+        description="Serve a checkpoint over HTTP, in OpenAI's form.",
+        epilog="example: flashnext-serve ./my-checkpoint --port 8080 --context 32768",
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        type=Path,
+        metavar="MODEL",
+        help="checkpoint folder (default: the small one in the package)",
+    )
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1, this machine only)"
+    )
+    parser.add_argument("--port", type=_port, default=8000, help="port, 0 for any free one (default 8000)")
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="TOKENS",
+        help="largest prompt plus reply (default: the model's window)",
+    )
+    parser.add_argument("--device", default="auto", help="auto or cpu (default auto)")
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="of activations and caches (default bfloat16)",
+    )
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text!r}")
+    return int(text)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen before anything is loaded, so that a port in use is told at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(2048)
+        return listener
+    except OSError as error:
+        raise FlashnextError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; "
+            "choose others with --host or --port"
+        ) from None
+
+
+def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
+    began = time.perf_counter()
+    from flashnext.engine.engine import BUNDLED, Engine
+    from flashnext.server.app import Server, create_app
+    from flashnext.server.run import make_server
+
+    path: Path = args.model or BUNDLED
+    load = partial(Engine, path, device=args.device, dtype=args.dtype, context=args.context)
+    with _progress(path) as progress:
+        engine = _in_thread(partial(load, progress=progress))
+    try:
+        for warning in engine.loaded.checkpoint.warnings:
+            print(f"flashnext-serve: warning: {warning}", file=sys.stderr)
+        names = [engine.loaded.checkpoint.path.name, str(path), "flashnext"]
+        print(_banner(engine, names[0], _url(listener), time.perf_counter() - began), flush=True)
+        server = make_server(create_app(Server(engine, names)), on_stop=partial(engine.close, timeout_s=0))
+        server.run([listener])
+    finally:
+        if not engine.close(timeout_s=STOP_TIMEOUT_S):
+            _exit_now()  # the device is in a long step that nobody waits for any more
+
+
+def _in_thread(load: Callable[[], Engine]) -> Engine:
+    """Load in a thread, since a signal cannot interrupt the core in this one."""
+    from concurrent.futures import Future
+
+    future: Future[Engine] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(load())
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="flashnext-load", daemon=True).start()
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        if not future.done():
+            _exit_now()
+        raise
+
+
+def _exit_now() -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@contextmanager
+def _progress(path: Path) -> Iterator[Callable[[str], None]]:
+    """Show the stages of loading: in one line with a spinner on a terminal, else a line for each."""
+    if not sys.stderr.isatty():
+        yield lambda stage: print(f"loading {path.name}: {stage}", file=sys.stderr, flush=True)
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task(f"loading {path.name}")
+        yield lambda stage: bars.update(task, description=f"loading {path.name}: {stage}")
+
+
+def _banner(engine: Engine, name: str, url: str, seconds: float) -> str:
+    """Say what is served, how much memory it takes and where."""
+    loaded = engine.loaded
+    model, pool = loaded.model, loaded.pool
+    bits = sorted({affine.bits for affine in loaded.checkpoint.affine.values()})
+    storage = f"{', '.join(map(str, bits))} bit" if bits else "bfloat16"
+    parts = {
+        "weights": model.weight_bytes,
+        "scratch": model.scratch_bytes,
+        "sequence": model.session_bytes,
+        "pages": pool.total * pool.page_bytes,
+    }
+    rows = (
+        ("model", f"{name} ({storage}, activations {loaded.dtype})"),
+        ("device", loaded.device.name),
+        ("context", f"{engine.context:,} tokens"),
+        (
+            "memory",
+            f"{_size(sum(parts.values()))} ({', '.join(f'{k} {_size(v)}' for k, v in parts.items())})",
+        ),
+        ("address", f"{url}/v1"),
+    )
+    lines = [f"{label:<9}{value}" for label, value in rows]
+    return "\n".join([*lines, f"ready in {seconds:.1f} s; Ctrl-C ends"])
+
+
+def _url(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _size(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"

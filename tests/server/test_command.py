@@ -1,0 +1,149 @@
+"""`flashnext-serve` as a person meets it: what it prints, what it refuses, how it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from flashnext.cli import serve
+from support.serving import SERVE, server_process
+
+HF = Path(__file__).parents[1] / "tiny" / "hf"
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*SERVE, *arguments], capture_output=True, text=True, timeout=60)
+
+
+def test_it_says_what_it_loaded_how_much_memory_it_takes_and_where_it_is() -> None:
+    with server_process("--context", "4096") as server:
+        lines = dict(line.split(None, 1) for line in server.banner.splitlines())
+        assert lines["model"] == "tiny-6bit (6 bit, activations bfloat16)"
+        assert lines["context"] == "4,096 tokens"
+        assert lines["memory"].count("MiB") == 5
+        assert lines["address"] == f"http://127.0.0.1:{server.port}/v1"
+        assert lines["ready"].startswith("in ")
+        status, err = server.end(signal.SIGINT)
+        assert status == 0
+        assert err.splitlines() == [
+            "loading tiny-6bit: tokenizer and chat template", "loading tiny-6bit: weights",
+        ]  # fmt: skip
+
+
+def test_a_given_checkpoint_is_served_under_its_folders_name() -> None:
+    with server_process(str(HF), "--dtype", "float32", "--device", "cpu") as server:
+        assert "model    hf (bfloat16, activations float32)" in server.banner
+        assert httpx.get(f"{server.url}/models").json()["data"][0]["id"] == "hf"
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("streaming", [True, False])
+def test_a_signal_ends_it_cleanly_within_a_second_or_so(signal_number: int, streaming: bool) -> None:
+    with (
+        server_process() as server,
+        closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection,
+    ):
+        body: dict[str, Any] = {"model": "tiny-6bit", "stream": True, "temperature": 100, "seed": 1}
+        messages = [{"role": "user", "content": " a" * 8000}]  # takes seconds to read
+        if streaming:
+            connection.request("POST", "/v1/chat/completions", json.dumps({**body, "messages": messages}))
+            response = connection.getresponse()
+            assert b"assistant" in response.readline()
+        started = time.perf_counter()
+        status, err = server.end(signal_number)
+        took = time.perf_counter() - started
+        assert status == 0
+        assert "Traceback" not in err
+        assert took < 5, took  # one second and a half on a quiet machine, at the very most
+        if streaming:
+            assert b"shutting_down" in response.read()
+
+
+def test_it_can_be_ended_while_it_loads() -> None:
+    process = subprocess.Popen(
+        [*SERVE, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("loading")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in out + err
+
+
+def test_a_port_in_use_is_one_sentence() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = run("--port", str(port))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        f"flashnext-serve: cannot listen on 127.0.0.1 port {port}: Address already in use; "
+        "choose others with --host or --port\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["/nowhere/at/all"], "/nowhere/at/all"),
+        ([str(HF), "--context", "100000000"], "context"),
+        ([str(HF), "--context", "0"], "context"),
+        (["--device", "abacus"], "device is 'abacus'"),
+        (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
+    ],
+)
+def test_what_cannot_be_served_is_one_sentence(arguments: list[str], problem: str) -> None:
+    done = run("--port", "0", *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "Traceback" not in done.stderr
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("flashnext-serve: ")
+    assert problem in last
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--port", "65536"], ["--port", "x"], ["--dtype", "int3"], ["--nope"], ["a", "b"]]
+)
+def test_a_wrong_argument_is_told_with_the_usage(arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: flashnext-serve")
+
+
+def test_help_names_every_option_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        serve(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for option in ("--host", "--port", "--context", "--device", "--dtype", "MODEL"):
+        assert option in text
+    assert text.count("default") >= 6
+
+
+def test_a_terminal_sees_the_stages_in_one_line() -> None:
+    screen, end = pty.openpty()
+    process = subprocess.Popen(
+        [*SERVE, "--port", "0"], stdout=subprocess.PIPE, stderr=end, env={**os.environ, "TERM": "xterm"}
+    )
+    os.close(end)
+    assert process.stdout is not None
+    while not process.stdout.readline().startswith(b"ready"):
+        pass
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=30)
+    shown = os.read(screen, 65536).decode()
+    os.close(screen)
+    assert process.returncode == 0
+    assert "loading tiny-6bit" in shown
+    assert "\r" in shown

@@ -1,0 +1,163 @@
+"""Clients that leave, devices that fail and servers that end, in the middle of a reply."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from flashnext import _core
+from support.serving import ServerThread
+
+SUM: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
+PLAIN: dict[str, Any] = {"model": "tiny", "messages": SUM, "temperature": 0}
+
+
+def begin(server: ServerThread, **more: Any) -> http.client.HTTPConnection:
+    """Send a request and do not read the answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+    connection.request("POST", "/v1/chat/completions", json.dumps({**PLAIN, **more}))
+    return connection
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.005)
+
+
+def require_idle_and_well(server: ServerThread) -> None:
+    """Every page is back, and a plain request gets its known reply."""
+    pool = server.engine.loaded.pool
+    until(lambda: pool.free == pool.total, "pages were not given back")
+    server.core.endless = False
+    url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
+    reply = httpx.post(url, json=PLAIN, timeout=60).json()
+    assert reply["choices"][0]["message"]["content"] == "3 + 4 = 7"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_in_a_reply_cancels_it(stream: bool, watched: ServerThread) -> None:
+    watched.core.endless = True
+    connection = begin(watched, stream=stream)
+    until(lambda: watched.core.n_rounds > 20, "the reply did not begin")
+    connection.close()
+    require_idle_and_well(watched)
+    assert watched.core.n_rounds < 4000  # of the 8,000 that the window had room for
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_its_prompt_is_read_cancels_it(
+    stream: bool, watched: ServerThread
+) -> None:
+    connection = None
+    left = threading.Event()
+
+    def leave(what: str) -> None:
+        if what == "prompt" and watched.core.n_chunks == 2:
+            assert connection is not None
+            connection.close()
+            left.set()
+            time.sleep(0.5)  # for the server to notice
+
+    watched.core.before = leave
+    connection = begin(watched, stream=stream, messages=[{"role": "user", "content": " a" * 8000}])
+    assert left.wait(30)
+    pool = watched.engine.loaded.pool
+    until(lambda: pool.free == pool.total, "pages were not given back")
+    assert watched.core.n_chunks == 3  # of 16
+    require_idle_and_well(watched)
+
+
+def test_a_client_that_leaves_the_queue_is_forgotten(watched: ServerThread) -> None:
+    watched.core.endless = True
+    first = begin(watched, stream=True)
+    until(lambda: watched.core.n_rounds > 5, "the reply did not begin")
+    waiting = [begin(watched, stream=True) for _ in range(5)]
+    time.sleep(0.2)
+    for connection in [*waiting, first]:
+        connection.close()
+    require_idle_and_well(watched)
+    assert watched.core.n_chunks == 2  # the first request's, and the plain one's
+
+
+def test_many_clients_that_leave_at_any_moment_leave_nothing_behind(watched: ServerThread) -> None:
+    for n in range(40):
+        connection = begin(watched, stream=n % 2 == 0)
+        time.sleep(n % 8 * 0.01)
+        connection.close()
+    require_idle_and_well(watched)
+
+
+def test_headers_and_the_first_chunk_come_before_the_prompt_is_read(watched: ServerThread) -> None:
+    gate = threading.Event()
+    watched.core.before = lambda what: gate.wait(30)
+    with closing(begin(watched, stream=True)) as connection:
+        response = connection.getresponse()
+        assert response.status == 200
+        assert b'"role":"assistant"' in response.readline()
+        assert watched.core.n_chunks == 0
+        gate.set()
+        assert response.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_a_device_error_in_a_stream_is_its_last_object(watched: ServerThread) -> None:
+    def fail(what: str) -> None:
+        if watched.core.n_rounds == 3:
+            watched.core.before = lambda what: None
+            raise _core.DeviceError("the device fell over")
+
+    watched.core.before = fail
+    url = f"http://127.0.0.1:{watched.port}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        with pytest.raises(openai.APIError, match="the device fell over"):
+            list(client.chat.completions.create(model="tiny", messages=SUM, stream=True))
+        require_idle_and_well(watched)
+
+
+def test_a_device_error_before_a_reply_is_a_500_that_names_it(watched: ServerThread) -> None:
+    def fail(what: str) -> None:
+        watched.core.before = lambda what: None
+        raise _core.DeviceError("the device fell over")
+
+    watched.core.before = fail
+    response = httpx.post(f"http://127.0.0.1:{watched.port}/v1/chat/completions", json=PLAIN, timeout=60)
+    assert response.status_code == 500
+    assert response.json()["error"] == {
+        "message": "the device fell over", "type": "server_error", "param": None, "code": "device_error",
+    }  # fmt: skip
+    require_idle_and_well(watched)
+
+
+def test_a_dead_engine_is_told_by_requests_and_by_health(watched: ServerThread) -> None:
+    def die(what: str) -> None:
+        raise SystemExit("planted")
+
+    watched.core.before = die
+    base = f"http://127.0.0.1:{watched.port}"
+    for _ in range(2):
+        response = httpx.post(f"{base}/v1/chat/completions", json=PLAIN, timeout=60)
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "engine_failed"
+    health = httpx.get(f"{base}/health")
+    assert (health.status_code, health.json()["status"]) == (503, "failed")
+    assert "planted" in health.json()["error"]
+
+
+def test_a_closing_engine_ends_streams_with_an_error(watched: ServerThread) -> None:
+    watched.core.endless = True
+    with closing(begin(watched, stream=True)) as connection:
+        response = connection.getresponse()
+        until(lambda: watched.core.n_rounds > 5, "the reply did not begin")
+        watched.engine.close()
+        *_, last, done, _ = response.read().decode().split("\n\n")
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+    assert done == "data: [DONE]"

@@ -1,0 +1,119 @@
+"""Servers for tests: the real command in a subprocess, and a thread whose core can be watched."""
+
+from __future__ import annotations
+
+import re
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from flashnext.engine.engine import Engine
+from flashnext.server.app import Server, create_app
+from flashnext.server.run import make_server
+
+SERVE = [sys.executable, "-c", "import sys; from flashnext.cli import serve; sys.exit(serve())"]
+
+
+class ServerProcess:
+    """`flashnext-serve` that is ready.
+
+    Attributes:
+        banner: What it printed.
+        url: Of the API.
+    """
+
+    def __init__(self, *arguments: str) -> None:
+        self.process = subprocess.Popen(
+            [*SERVE, "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        lines: list[str] = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.startswith("ready"):
+                break
+        self.banner = "".join(lines)
+        found = re.search(r"http://\S+", self.banner)
+        assert found, self.process.communicate()
+        self.url = found.group()
+        self.port = int(self.url.rsplit(":", 1)[1].removesuffix("/v1"))
+
+    def end(self, signal_number: int, timeout_s: float = 30) -> tuple[int, str]:
+        """Send a signal and wait; returns the exit status and what was written to stderr."""
+        self.process.send_signal(signal_number)
+        _, err = self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, err
+
+
+@contextmanager
+def server_process(*arguments: str) -> Iterator[ServerProcess]:
+    """A server for the time of a test."""
+    server = ServerProcess(*arguments)
+    try:
+        yield server
+    finally:
+        server.process.kill()
+        server.process.communicate()
+
+
+class WatchedCore:
+    """Stands between an engine and its core.
+
+    Attributes:
+        before: Called ahead of each step with its name; may raise.
+        endless: Replies never end by themselves: stop tokens are replaced.
+        n_chunks, n_rounds: Steps so far.
+    """
+
+    def __init__(self, core: Any, stop_ids: frozenset[int]) -> None:
+        self._core = core
+        self._stop_ids = stop_ids
+        self.before: Callable[[str], object] = lambda what: None
+        self.endless = False
+        self.n_chunks = self.n_rounds = 0
+        self.max_chunk, self.n_pages, self.page_tokens = core.max_chunk, core.n_pages, core.page_tokens
+        self.open, self.logprobs = core.open, core.logprobs
+
+    def prompt(self, *args: Any) -> int:
+        self.before("prompt")
+        self.n_chunks += 1
+        return self._replace(self._core.prompt(*args))
+
+    def round(self, sessions: Sequence[Any]) -> list[int]:
+        self.before("round")
+        self.n_rounds += 1
+        return [self._replace(token) for token in self._core.round(sessions)]
+
+    def _replace(self, token: int) -> int:
+        return 100 if self.endless and token in self._stop_ids else token
+
+
+class ServerThread:
+    """The application on a real socket, in a thread of this process, over an engine whose core is watched."""
+
+    def __init__(self) -> None:
+        self.engine = Engine()
+        scheduler = self.engine._thread._scheduler
+        self.core = WatchedCore(scheduler._core, self.engine._stop_ids)
+        scheduler._core = self.core
+        listener = socket.create_server(("127.0.0.1", 0))
+        self.port = listener.getsockname()[1]
+        self._server = make_server(create_app(Server(self.engine, ["tiny"])), on_stop=lambda: None)
+        self._thread = threading.Thread(target=self._server.run, args=([listener],))
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the server and the engine."""
+        self._server.should_exit = True
+        self._thread.join(30)
+        self.engine.close()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
