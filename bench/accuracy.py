@@ -77,7 +77,9 @@ def score(checkpoint: str, dtype: str, cases: dict[str, list[Case]]) -> dict[str
                 chunk = ids[at : at + runner.max_chunk]
                 token = runner.prompt(session, chunk, at + len(chunk) == len(ids), greedy)
             reply = [token]
-            while reply[-1] not in loaded.checkpoint.stop_tokens and len(reply) < len(expected) + SPARE_TOKENS:
+            while (
+                reply[-1] not in loaded.checkpoint.stop_tokens and len(reply) < len(expected) + SPARE_TOKENS
+            ):
                 reply += runner.round([session])
             session.close()
             right[name] += reply == expected
@@ -100,8 +102,13 @@ def main() -> None:
     print(f"seed {args.seed}, {total} prompts\n\ntask | prompts | " + " | ".join(columns))
     print("|".join([" --- "] * (len(columns) + 2)))
     for name, items in cases.items():
-        print(f"{name} | {len(items)} | " + " | ".join(f"{100 * c[name] / len(items):.0f} %" for c in columns.values()))
-    print(f"all | {total} | " + " | ".join(f"{100 * sum(c.values()) / total:.1f} %" for c in columns.values()))
+        print(
+            f"{name} | {len(items)} | "
+            + " | ".join(f"{100 * c[name] / len(items):.0f} %" for c in columns.values())
+        )
+    print(
+        f"all | {total} | " + " | ".join(f"{100 * sum(c.values()) / total:.1f} %" for c in columns.values())
+    )
     if args.json:
         args.json.write_text(json.dumps({"seed": args.seed, "counts": columns}, indent=1) + "\n")
 

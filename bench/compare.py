@@ -7,7 +7,8 @@ FOLDER holds what make_model.py and make_gguf.py wrote: mid-mlx4, mid-mlx6, mid-
 mid-q4_k, mid-q6_k and mid-q8_0. Every round runs each contender once in a process of its own, the two sides
 of one number of bits next to each other and in turning order, so that both see the same machine and never
 share memory. A sample carries what others took of the machine meanwhile; disturbed samples are left out where
-there are quiet ones. Extra: `peers`.
+there are quiet ones. llama.cpp's threads spin while they wait, which is fastest, but collapses when others
+want the cores: on a shared machine use --favour, or --omp-wait passive. Extra: `peers`.
 """
 
 from __future__ import annotations
@@ -81,11 +82,12 @@ def run_worker(options: argparse.Namespace, name: str) -> Metrics:
         SystemExit: It failed; the message holds the end of its output.
     """
     command = [sys.executable, __file__, *sys.argv[1:], "--worker", name]
-    # numpy's products must use the threads asked for, and waiting threads must not take the cores of others
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": str(options.threads)}
+    environment = os.environ | {"OPENBLAS_NUM_THREADS": str(options.threads)}  # numpy reads it when imported
     if options.omp_wait != "default":
         environment["OMP_WAIT_POLICY"] = options.omp_wait
-    finished = subprocess.run(command, capture_output=True, text=True, env=environment)
+    finished = subprocess.run(
+        command, capture_output=True, text=True, env=environment, start_new_session=options.favour
+    )
     if finished.returncode:
         raise SystemExit(f"{name}: exit status {finished.returncode}\n{finished.stderr[-2000:]}")
     measured: Metrics = {
@@ -97,6 +99,15 @@ def run_worker(options: argparse.Namespace, name: str) -> Metrics:
     return measured
 
 
+def favour_this_session() -> None:
+    """Make other sessions leave the cores to this process's own (Linux with autogroup scheduling, as root).
+
+    Raises:
+        OSError: The kernel has no such groups, or the user may not.
+    """
+    Path("/proc/self/autogroup").write_text("-19")
+
+
 def progress(name: str, measured: Mapping[str, Sequence[Sample]], limit: float) -> Iterator[str]:
     """One line for each metric of a finished process."""
     for metric, samples in measured.items():
@@ -106,6 +117,8 @@ def progress(name: str, measured: Mapping[str, Sequence[Sample]], limit: float) 
 
 def worker(options: argparse.Namespace) -> Metrics:
     """Measure one contender in this process."""
+    if options.favour:
+        favour_this_session()
     meter = Meter(options.threads, options.patience)
     if options.worker == MACHINE:
         measure_limits(meter, options.threads)
@@ -186,10 +199,13 @@ def parse() -> argparse.Namespace:
         "--omp-wait", choices=("passive", "active", "default"), default="passive", help="of llama.cpp"
     )
     parser.add_argument(
-        "--quiet", type=float, default=0.05, help="disturbance that a quiet sample may carry, a share"
+        "--quiet", type=float, default=0.1, help="disturbance that a quiet sample may carry, a share"
     )
     parser.add_argument(
         "--patience", type=float, default=20, help="seconds to wait for quiet before a sample"
+    )
+    parser.add_argument(
+        "--favour", action="store_true", help="make others leave the cores to what is measured"
     )
     parser.add_argument("--quick", action="store_true", help="one round, 4 bits, two samples")
     parser.add_argument("--json", type=Path, help="write the whole run here after every round")

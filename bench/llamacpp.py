@@ -168,6 +168,14 @@ class Session:
         return np.ctypeslib.as_array(pointer, (self.n_vocab,))
 
 
+def loaded_library(name: str) -> ctypes.CDLL:
+    """One of the libraries that llama.cpp has already loaded.
+
+    By its versioned name: the package ships each one as several copies, and another copy has state of its own.
+    """
+    return ctypes.CDLL(f"lib{name}.so.0")
+
+
 class _ThreadPoolParams(ctypes.Structure):
     """struct ggml_threadpool_params, ggml.h of llama-cpp-python 0.3.36."""
 
@@ -185,9 +193,7 @@ class _ThreadPool:
     """ggml's own worker threads, attached to a context as llama.cpp's command line tools do."""
 
     def __init__(self, context: Any, threads: int, poll: int) -> None:
-        folder = Path(lib.llama_cpp._lib._name).parent
-        self._cpu = ctypes.CDLL(str(folder / "libggml-cpu.so"))
-        base = ctypes.CDLL(str(folder / "libggml-base.so"))
+        self._cpu, base = loaded_library("ggml-cpu"), loaded_library("ggml-base")
         params = _ThreadPoolParams()
         base.ggml_threadpool_params_init.argtypes = [ctypes.POINTER(_ThreadPoolParams), ctypes.c_int]
         base.ggml_threadpool_params_init(ctypes.byref(params), threads)

@@ -18,7 +18,6 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
-import llama_cpp as lib
 import llamacpp
 
 CALLBACK = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
@@ -31,7 +30,7 @@ class NodeClock:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         self.count: defaultdict[str, int] = defaultdict(int)
         self._last = 0.0
-        self._ggml = ctypes.CDLL(str(Path(lib.llama_cpp._lib._name).parent / "libggml-base.so"))
+        self._ggml = llamacpp.loaded_library("ggml-base")
         for function in (self._ggml.ggml_op_desc, self._ggml.ggml_get_name):
             function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
 

@@ -3,9 +3,9 @@
     python bench/start.py --repeats 7
 
 Two ways: `flashnext-serve` in a process of its own, asked for a streamed chat over HTTP from the very start
-on, until the first text arrives; and `Engine` in a fresh Python process, which also tells where its time went.
-Then the imports, package by package. The first start of a run, which reads files that may not be in memory,
-is shown apart.
+on, until the first text arrives; and `Engine` in a fresh Python process, which also tells where its time
+went. Then the imports, package by package. The first start of a run, which reads files that may not be in
+memory, is shown apart.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from machine import GEMM, READ
 from report import (
     MACHINE,
     Contender,
-    Metrics,
+    Round,
     figures,
     limit_share,
     metrics_of,
@@ -35,7 +35,7 @@ def disturbed(value: float, estimate: float) -> Sample:
     return Sample(value, estimate, 0.5, 0.0, 0.3, 0)
 
 
-def one(ours: list[Sample], theirs: list[Sample], metric: str = DECODE) -> dict[str, Metrics]:
+def one(ours: list[Sample], theirs: list[Sample], metric: str = DECODE) -> Round:
     return {OURS.name: {metric: ours}, THEIRS.name: {metric: theirs}}
 
 
@@ -58,7 +58,7 @@ def test_metric_without_samples_has_no_figure() -> None:
 
 
 def test_pooling_keeps_the_order_of_the_rounds_and_skips_rounds_without_the_contender() -> None:
-    rounds = [one([quiet(1), quiet(2)], []), {MACHINE: {}}, one([quiet(3)], [])]
+    rounds: list[Round] = [one([quiet(1), quiet(2)], []), {MACHINE: {}}, one([quiet(3)], [])]
     assert [s.value for s in pooled(rounds, OURS.name, DECODE)] == [1, 2, 3]
 
 
@@ -130,7 +130,7 @@ def test_metrics_appear_in_the_order_they_were_measured() -> None:
 
 
 def test_table_shows_bytes_rates_shares_and_ratios() -> None:
-    rounds = [one([quiet(10)], [quiet(5)]) | {MACHINE: {READ: [quiet(20)], GEMM: [quiet(100)]}}]
+    rounds: list[Round] = [{**one([quiet(10)], [quiet(5)]), MACHINE: {READ: [quiet(20)], GEMM: [quiet(100)]}}]
     lines = list(table(rounds, [OURS, THEIRS], LIMIT))
     assert "read memory GB/s: 20 (20-20, 1 of 1)" in lines
     assert "| flashnext 4 | MLX 4 bit | 700 | decode @128 | 10 (10-10, 1 of 1) | 35% |" in lines
@@ -145,7 +145,7 @@ def test_table_of_one_side_has_no_ratios() -> None:
 
 
 def test_figures_are_json_and_hold_what_the_table_shows() -> None:
-    rounds = [one([quiet(10)], [quiet(5)]) | {MACHINE: {READ: [quiet(20)], GEMM: [quiet(100)]}}]
+    rounds: list[Round] = [{**one([quiet(10)], [quiet(5)]), MACHINE: {READ: [quiet(20)], GEMM: [quiet(100)]}}]
     found = json.loads(json.dumps(figures(rounds, [OURS, THEIRS], LIMIT)))
     assert found["flashnext 4"][DECODE]["limit_share"] == pytest.approx(0.35)
     assert found["ratios"]["flashnext 4 / llama.cpp 4"][DECODE] == {"of_medians": 2.0, "pairs": [2.0]}
