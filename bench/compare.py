@@ -82,9 +82,7 @@ def run_worker(options: argparse.Namespace, name: str) -> Metrics:
         SystemExit: It failed; the message holds the end of its output.
     """
     command = [sys.executable, __file__, *sys.argv[1:], "--worker", name]
-    environment = os.environ | {"OPENBLAS_NUM_THREADS": str(options.threads)}  # numpy reads it when imported
-    if options.omp_wait != "default":
-        environment["OMP_WAIT_POLICY"] = options.omp_wait
+    environment = worker_environment(options, os.environ)
     finished = subprocess.run(
         command, capture_output=True, text=True, env=environment, start_new_session=options.favour
     )
@@ -97,6 +95,21 @@ def run_worker(options: argparse.Namespace, name: str) -> Metrics:
     for line in progress(name, measured, options.quiet):
         print(line, flush=True)
     return measured
+
+
+def worker_environment(options: argparse.Namespace, inherited: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a measured process: how llama.cpp's threads wait is never inherited."""
+    environment = {k: v for k, v in inherited.items() if k != "OMP_WAIT_POLICY"}
+    environment["OPENBLAS_NUM_THREADS"] = str(options.threads)  # numpy reads it when it is imported
+    if options.omp_wait != "default":
+        environment["OMP_WAIT_POLICY"] = options.omp_wait
+    return environment
+
+
+def setup_line(options: argparse.Namespace) -> str:
+    """How the sides were run, for the head of the table."""
+    favoured = "favoured" if options.favour else "not favoured"
+    return f"{options.threads} threads, {favoured}; llama.cpp's OpenMP wait: {options.omp_wait}"
 
 
 def favour_this_session() -> None:
@@ -196,7 +209,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=8, help="tokens of one decode sample")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument(
-        "--omp-wait", choices=("passive", "active", "default"), default="passive", help="of llama.cpp"
+        "--omp-wait", choices=("passive", "active", "default"), default="default", help="of llama.cpp"
     )
     parser.add_argument(
         "--quiet", type=float, default=0.1, help="disturbance that a quiet sample may carry, a share"
@@ -204,9 +217,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument(
         "--patience", type=float, default=20, help="seconds to wait for quiet before a sample"
     )
-    parser.add_argument(
-        "--favour", action="store_true", help="make others leave the cores to what is measured"
-    )
+    parser.add_argument("--favour", action="store_true", help="make others leave the cores to the measured")
     parser.add_argument("--quick", action="store_true", help="one round, 4 bits, two samples")
     parser.add_argument("--json", type=Path, help="write the whole run here after every round")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
@@ -230,7 +241,8 @@ def main() -> None:
             options.json.write_text(json.dumps(as_json(options, contenders, rounds), indent=1) + "\n")
 
     rounds = run_rounds(contenders, options.rounds, lambda name: run_worker(options, name), done)
-    print("\n" + "\n".join(table(rounds, contenders, options.quiet)))
+    print("\n" + setup_line(options))
+    print("\n".join(table(rounds, contenders, options.quiet)))
 
 
 if __name__ == "__main__":

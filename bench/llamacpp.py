@@ -171,7 +171,8 @@ class Session:
 def loaded_library(name: str) -> ctypes.CDLL:
     """One of the libraries that llama.cpp has already loaded.
 
-    By its versioned name: the package ships each one as several copies, and another copy has state of its own.
+    By its versioned name: the package ships each one as several copies, and another copy has state of its
+    own.
     """
     return ctypes.CDLL(f"lib{name}.so.0")
 

@@ -137,3 +137,22 @@ def test_quick_run_is_one_round_of_four_bits(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(sys, "argv", ["compare.py", str(tmp_path), "--quick"])
     options = compare.parse()
     assert (options.rounds, options.bits, compare.plan_of(options).n_samples) == (1, [4], 2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [([], None), (["--omp-wait", "default"], None), (["--omp-wait", "passive"], "passive")],
+)
+def test_llama_cpp_waits_as_it_does_by_default_unless_told_otherwise(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], expected: str | None
+) -> None:
+    """Passive waiting costs llama.cpp much of its decode rate, so it must never come in unasked."""
+    monkeypatch.setattr(sys, "argv", ["compare.py", "folder", *arguments])
+    environment = compare.worker_environment(compare.parse(), {"OMP_WAIT_POLICY": "passive", "PATH": "/bin"})
+    assert environment.get("OMP_WAIT_POLICY") == expected
+    assert environment["PATH"] == "/bin"
+
+
+def test_report_says_how_llama_cpp_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["compare.py", "folder", "--omp-wait", "passive", "--favour"])
+    assert compare.setup_line(compare.parse()) == "2 threads, favoured; llama.cpp's OpenMP wait: passive"
