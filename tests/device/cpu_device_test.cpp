@@ -25,9 +25,7 @@ BufferRef ints(Device& device, size_t n, int32_t value = 0) {
   return b;
 }
 
-int32_t* at(const BufferRef& b) {
-  return reinterpret_cast<int32_t*>(b->host());
-}
+int32_t* at(const BufferRef& b) { return reinterpret_cast<int32_t*>(b->host()); }
 
 void a_grid_runs_every_step_once_and_an_empty_one_none() {
   for (const int workers : {1, 2, 4}) {

@@ -11,9 +11,7 @@
 namespace flashnext::test {
 namespace {
 
-int32_t* at(const BufferRef& b) {
-  return reinterpret_cast<int32_t*>(b->host());
-}
+int32_t* at(const BufferRef& b) { return reinterpret_cast<int32_t*>(b->host()); }
 
 void commit_add(Device& device, const BufferRef& values, int32_t value, const EventRef& done,
                 uint64_t signal) {

@@ -18,9 +18,7 @@ struct AddParams {
 };
 
 // Slot 0: int32[grid.x]; adds `value` to each.
-inline void add(const cpu::Task& t) {
-  t.slot<int32_t>(0)[t.x] += t.get<AddParams>().value;
-}
+inline void add(const cpu::Task& t) { t.slot<int32_t>(0)[t.x] += t.get<AddParams>().value; }
 
 // Slot 0 in, slot 1 out: int32[grid.x]; out[i] = in[i] + in[i + 1], round the end.
 inline void add_neighbour(const cpu::Task& t) {
@@ -57,9 +55,7 @@ inline void invert(const cpu::Task& t) {
   t.slot<uint8_t>(1)[t.x] = static_cast<uint8_t>(~t.slot<const uint8_t>(0)[t.x]);
 }
 
-inline void pause(const cpu::Task&) {
-  std::this_thread::sleep_for(std::chrono::milliseconds(5));
-}
+inline void pause(const cpu::Task&) { std::this_thread::sleep_for(std::chrono::milliseconds(5)); }
 
 inline void fail_at_3(const cpu::Task& t) {
   if (t.x == 3) throw std::runtime_error("step 3 breaks");
