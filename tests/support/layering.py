@@ -13,7 +13,7 @@ CPP_LAYERS = ("base", "device", "kernels", "model", "session", "rounds", "bindin
 PYTHON_LAYERS = (
     ("_core", "errors"),
     ("checkpoint", "text", "media", "grammar"),
-    ("engine",),
+    ("engine", "contract"),
     ("server", "batch"),
     ("cli", "commands"),
 )
