@@ -29,6 +29,12 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
       new MappedFile(path, static_cast<const std::byte*>(data), size));
 }
 
+void MappedFile::release(size_t offset, size_t n) const {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t first = (offset + page - 1) / page * page, last = (offset + n) / page * page;
+  if (first < last) ::madvise(const_cast<std::byte*>(data_) + first, last - first, MADV_DONTNEED);
+}
+
 MappedFile::~MappedFile() { ::munmap(const_cast<std::byte*>(data_), size_bytes_); }
 
 }  // namespace flashnext

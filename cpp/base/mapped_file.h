@@ -19,6 +19,8 @@ class MappedFile {
 
   const std::byte* data() const { return data_; }
   size_t size_bytes() const { return size_bytes_; }
+  // Says that a range has been copied and its pages need not stay in memory; reading it again is allowed and slow.
+  void release(size_t offset, size_t n) const;
   const std::string& path() const { return path_; }
 
  private:

@@ -1,5 +1,6 @@
 #include "model/weights.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/dtype.h"
@@ -7,6 +8,8 @@
 
 namespace flashnext {
 namespace {
+
+constexpr size_t kCopyBytes = 16 << 20;
 
 std::string text(const std::vector<int64_t>& shape) {
   std::string s = "[";
@@ -24,7 +27,10 @@ void require_shape(const std::string& name, const TensorView& view, const std::v
 Weights::Weights(DeviceRef device, const std::vector<std::string>& files, std::map<std::string, TensorView> tensors,
                  bool zero_centred)
     : device_(std::move(device)), tensors_(std::move(tensors)), zero_centred_(zero_centred) {
-  for (const std::string& path : files) files_.push_back(device_->wrap(MappedFile::open(path)));
+  for (const std::string& path : files) {
+    mapped_.push_back(MappedFile::open(path));
+    files_.push_back(device_->wrap(mapped_.back()));
+  }
 }
 
 const TensorView& Weights::find(const std::string& name) const {
@@ -48,9 +54,14 @@ Slice Weights::place(const TensorView& view, const std::string& name, size_t siz
     return {files_[static_cast<size_t>(view.file)], view.offset};
   }
   copies_.push_back(device_->allocate(size_bytes));
-  std::memcpy(copies_.back()->host(), data, size_bytes);
+  const BufferRef& copy = copies_.back();
+  for (size_t at = 0; at < size_bytes; at += kCopyBytes) {  // in pieces, so that file and copy are never both whole in memory
+    const size_t n = std::min(kCopyBytes, size_bytes - at);
+    std::memcpy(copy->host() + at, data + at, n);
+    mapped_[static_cast<size_t>(view.file)]->release(view.offset + at, n);
+  }
   copied_bytes_ += size_bytes;
-  return {copies_.back(), 0};
+  return {copy, 0};
 }
 
 StoredMatrix Weights::matrix(const std::string& module, int64_t n_out, int64_t n_in, int64_t n_batch) {

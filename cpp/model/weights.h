@@ -10,7 +10,7 @@
 
 namespace flashnext {
 
-// Where one tensor lies (checkpoint/layout.py, TensorView).
+// Where one tensor lies (TensorView of checkpoint/views.py).
 struct TensorView {
   int file = 0;
   uint64_t offset = 0;
@@ -46,6 +46,7 @@ class Weights {
   BufferRef keep(const std::vector<float>& values);
 
   DeviceRef device_;
+  std::vector<std::shared_ptr<const MappedFile>> mapped_;
   std::vector<BufferRef> files_, copies_;
   std::map<std::string, TensorView> tensors_;
   bool zero_centred_;
