@@ -76,8 +76,7 @@ void barriers_order_dispatches_under_any_shuffle() {
       const BufferRef a = ints(*device, kValues, 1), b = ints(*device, kValues);
       const auto cb = device->command_buffer();
       for (uint32_t i = 0; i < kSteps; ++i) {
-        cb->dispatch(device->kernel("add_neighbour"), Grid{kValues}, {i % 2 ? b : a, i % 2 ? a : b},
-                     0);
+        cb->dispatch(device->kernel("add_neighbour"), Grid{kValues}, {i % 2 ? b : a, i % 2 ? a : b}, 0);
         cb->barrier();
       }
       finish(*device, *cb);
@@ -154,8 +153,7 @@ void kernels_are_found_by_name_and_an_unknown_one_is_named() {
   const DeviceRef device = open_test_device(2);
   CHECK(device->kernel("count").name() == "count");
   CHECK_EQ(device->kernel("count").tile(), 4u);
-  CHECK_THROWS(device->kernel("sum"), InvalidArgument,
-               "device cpu (test, 2 workers) has no kernel sum");
+  CHECK_THROWS(device->kernel("sum"), InvalidArgument, "device cpu (test, 2 workers) has no kernel sum");
   const std::vector<std::string> names = device->kernel_names();
   CHECK_EQ(names.size(), 8u);
   CHECK(std::is_sorted(names.begin(), names.end()));
@@ -194,6 +192,5 @@ int main() {
                   TEST(a_step_has_scratch_of_its_own_and_null_for_an_unused_slot),
                   TEST(buffers_are_zeroed_aligned_and_refused_with_their_size),
                   TEST(kernels_are_found_by_name_and_an_unknown_one_is_named),
-                  TEST(limits_tell_workers_and_memory),
-                  TEST(a_residency_set_counts_what_is_in_it)});
+                  TEST(limits_tell_workers_and_memory), TEST(a_residency_set_counts_what_is_in_it)});
 }

@@ -16,8 +16,8 @@ int32_t* at(const BufferRef& b) { return reinterpret_cast<int32_t*>(b->host()); 
 void commit_add(Device& device, const BufferRef& values, int32_t value, const EventRef& done,
                 uint64_t signal) {
   const auto cb = device.command_buffer();
-  cb->dispatch(device.kernel("add"), Grid{static_cast<uint32_t>(values->size_bytes() / 4)},
-               {values}, AddParams{value});
+  cb->dispatch(device.kernel("add"), Grid{static_cast<uint32_t>(values->size_bytes() / 4)}, {values},
+               AddParams{value});
   cb->signal(done, signal);
   cb->commit();
 }
@@ -211,8 +211,7 @@ void a_device_ends_after_the_work_that_was_committed() {
 int main() {
   using namespace flashnext::test;
   return run_all({TEST(an_event_only_grows_and_a_reached_value_does_not_block),
-                  TEST(commit_returns_before_the_work_has_run),
-                  TEST(host_and_device_hand_work_to_each_other),
+                  TEST(commit_returns_before_the_work_has_run), TEST(host_and_device_hand_work_to_each_other),
                   TEST(two_threads_commit_and_wait_without_losing_work),
                   TEST(a_wait_for_another_threads_command_buffer_is_kept),
                   TEST(a_failure_reaches_the_wait_and_skips_what_follows_it),

@@ -27,9 +27,7 @@ inline void add_neighbour(const cpu::Task& t) {
 }
 
 // Slot 0: int32[grid.z, grid.y, grid.x]; counts the grid step.
-inline void count(const cpu::Task& t) {
-  ++t.slot<int32_t>(0)[(t.z * t.grid.y + t.y) * t.grid.x + t.x];
-}
+inline void count(const cpu::Task& t) { ++t.slot<int32_t>(0)[(t.z * t.grid.y + t.y) * t.grid.x + t.x]; }
 
 // Slot 0: int32[1 + grid.x]; appends its own index, [0] is the length. Meant for one worker.
 inline void append(const cpu::Task& t) {

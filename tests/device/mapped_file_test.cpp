@@ -70,8 +70,7 @@ void a_buffer_keeps_its_file_mapped_after_it_is_unlinked() {
 }
 
 void a_file_that_is_missing_or_empty_or_a_folder_is_refused_by_name() {
-  const std::string missing =
-      (std::filesystem::temp_directory_path() / "flashnext-no-such-file").string();
+  const std::string missing = (std::filesystem::temp_directory_path() / "flashnext-no-such-file").string();
   CHECK_THROWS(MappedFile::open(missing), InvalidArgument, missing);
   const TemporaryFile empty({});
   CHECK_THROWS(MappedFile::open(empty.path), InvalidArgument, empty.path);
