@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from flashnext.server.body import MAX_BODY_BYTES
-from support.serving import ServerProcess
+from support.serving import ServerProcess, server_process
 
 MODEL = "tiny-6bit"
 SUM: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
@@ -190,7 +190,7 @@ SERVED: list[tuple[str, dict[str, Any]]] = [
         "tool_choice": "auto", "stop": [], "tools": [],
     }),
     ("harmless fields", {"user": "u", "metadata": {"a": "b"}, "draft": False, "cache": False}),
-    ("edge values", {"top_p": 1, "top_k": -1, "min_p": 0, "seed": -5, "max_completion_tokens": 8000}),
+    ("edge values", {"top_p": 1, "top_k": -1, "min_p": 0, "seed": -5, "max_completion_tokens": 40}),
     ("a cap beyond what the prompt leaves", {"max_tokens": 8192}),
     ("a deep schema", {"tools": [tool(parameters={"a": nested(100)})]}),
 ]  # fmt: skip
@@ -199,7 +199,7 @@ SERVED: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("changes", [row[1] for row in SERVED], ids=[row[0] for row in SERVED])
 def test_what_is_unusual_and_allowed_is_served(changes: dict[str, Any], stream: bool, post: Any) -> None:
-    response = post({**PLAIN, "stream": stream, **changes})
+    response = post({**PLAIN, "max_tokens": 40, "stream": stream, **changes})
     assert response.status_code == 200, response.text
     if stream:
         assert response.text.endswith("data: [DONE]\n\n")
@@ -256,19 +256,19 @@ def test_nothing_is_cut_at_nul(post: Any) -> None:
     assert len({tuple(prompt) for prompt in prompts}) == 4
 
 
-def test_the_window_is_exact_and_told_with_numbers(post: Any) -> None:
+def test_the_window_is_exact_and_told_with_numbers() -> None:
     def chat_of(n: int) -> Any:
-        return user(" a" * n)
+        return {**PLAIN, "messages": user(" a" * n), "return_token_ids": True}
 
-    base = len(ids(post, chat_of(1000))) - 1000
-    fits = post({**PLAIN, "messages": chat_of(8192 - base - 1)})
-    assert fits.json()["usage"] == {**fits.json()["usage"], "prompt_tokens": 8191, "completion_tokens": 1}
-    assert fits.json()["choices"][0]["finish_reason"] in ("length", "stop")
-    for over in (0, 1):
-        error = error_of(post({**PLAIN, "messages": chat_of(8192 - base + over)}))
-        assert error["param"] == "messages"
-        assert f"{8192 + over} tokens" in error["message"]
-        assert "context of 8192" in error["message"]
+    with server_process("--context", "256") as small, httpx.Client(base_url=small.url, timeout=60) as http:
+        base = len(prompt_of(http.post("/chat/completions", json={**chat_of(100), "max_tokens": 1}))) - 100
+        fits = http.post("/chat/completions", json=chat_of(255 - base)).json()
+        assert (fits["usage"]["prompt_tokens"], fits["usage"]["completion_tokens"]) == (255, 1)
+        for over in (0, 1):
+            error = error_of(http.post("/chat/completions", json=chat_of(256 - base + over)))
+            assert error["param"] == "messages"
+            assert f"{256 + over} tokens" in error["message"]
+            assert "context of 256" in error["message"]
 
 
 def test_hot_sampling_never_reaches_a_padded_id(post: Any) -> None:
