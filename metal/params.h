@@ -1,8 +1,9 @@
 // Argument structs and table rows that launchers (C++), CPU twins and Metal kernels share.
 //
-// Plain C++ that Metal's compiler accepts too. Every kernel takes its buffers in slot order, then one struct from here; the
-// slots stand above the struct: name, element type, shape. T is the activation type (bfloat16 or float32), R the rows of the
-// pass, L the rows that want logits, D hidden size, S streams, W = S*D. `in` is read, `out` written, `io` both.
+// Plain C++ that Metal's compiler accepts too. Every kernel takes its buffers in slot order, then one struct
+// from here; the slots stand above the struct: name, element type, shape. T is the activation type (bfloat16
+// or float32), R the rows of the pass, L the rows that want logits, D hidden size, S streams, W = S*D. `in`
+// is read, `out` written, `io` both.
 #pragma once
 
 #ifndef __METAL_VERSION__
@@ -43,8 +44,9 @@ struct Row {
   int32_t rotary[3];  // rotary position on the t, h and w axes
 };
 
-// How a matrix [n_out, n_in] is stored: bits 16 is bfloat16 and 32 float32, both without scales and biases (those slots are
-// empty); 2, 3, 4, 5, 6, 8 are affine codes in groups of `group` inputs with bfloat16 scales and biases.
+// How a matrix [n_out, n_in] is stored: bits 16 is bfloat16 and 32 float32, both without scales and biases
+// (those slots are empty); 2, 3, 4, 5, 6, 8 are affine codes in groups of `group` inputs with bfloat16 scales
+// and biases.
 struct Format {
   uint32_t bits;
   uint32_t group;
@@ -64,8 +66,8 @@ enum Epilogue : uint32_t {
   kSigmoid = 3,   // out float[R, n_out] = beta * sigmoid(alpha * y)
   kResidual = 4,  // io T[R, hc_count * n_out]: stream s += gates[r, s] * round_T(y)
 };
-// matmul_T: 0 counts in, 1 x in T[R, n_in], 2 codes, 3 scales, 4 biases in [n_out, n_in], 5 out, 6 gates in float[R, S]
-// (kResidual only). Grid (ceil(n_out / tile)).
+// matmul_T: 0 counts in, 1 x in T[R, n_in], 2 codes, 3 scales, 4 biases in [n_out, n_in], 5 out, 6 gates in
+// float[R, S] (kResidual only). Grid (ceil(n_out / tile)).
 struct MatmulParams {
   Format format;
   uint32_t n_in, n_out;
@@ -82,16 +84,17 @@ struct HcNormParams {
   float eps;
 };
 
-// hc_mix_T: 0 counts in, 1 low in T[R, rank], 2 codes, 3 scales, 4 biases in [W, rank], 5 normed in T[R, W], 6 out T[R, D].
-// Grid (ceil(D / tile)). out = mean over streams of sigmoid(W_up low) * normed.
+// hc_mix_T: 0 counts in, 1 low in T[R, rank], 2 codes, 3 scales, 4 biases in [W, rank], 5 normed in T[R, W],
+// 6 out T[R, D]. Grid (ceil(D / tile)). out = mean over streams of sigmoid(W_up low) * normed.
 struct HcMixParams {
   Format format;
   uint32_t hidden, hc_count, rank;
   uint32_t count;  // CountIndex
 };
 
-// ngram_ids: 0 counts in, 1 sequences in, 2 rows in, 3 multipliers in int64[ngram], 4 sizes in int64[H], 5 offsets in int64[H],
-// 6 ids out uint32[R, H], H = (ngram - 1) * heads_per_ngram. Grid (sequences). Settles the token tail.
+// ngram_ids: 0 counts in, 1 sequences in, 2 rows in, 3 multipliers in int64[ngram], 4 sizes in int64[H], 5
+// offsets in int64[H], 6 ids out uint32[R, H], H = (ngram - 1) * heads_per_ngram. Grid (sequences). Settles
+// the token tail.
 struct NgramIdsParams {
   uint32_t ngram, heads_per_ngram;
   int32_t segment_token;
@@ -99,45 +102,46 @@ struct NgramIdsParams {
   uint32_t unsettled_offset;  // bytes into the unsettled inputs: int32[rows]
 };
 
-// ngram_gather_T: 0 counts in, 1 ids in uint32[R, H], 2 shards in uint64[n_shards, 3] (addresses of codes, scales, biases),
-// 3 out T[R, H * row_width]. Grid (R).
+// ngram_gather_T: 0 counts in, 1 ids in uint32[R, H], 2 shards in uint64[n_shards, 3] (addresses of codes,
+// scales, biases), 3 out T[R, H * row_width]. Grid (R).
 struct NgramGatherParams {
   Format format;
   uint32_t n_heads, rows_per_shard, row_width;
   float scale;  // multiplies looked-up rows (1 unless the file says otherwise)
 };
 
-// ple_gate_T: 0 counts in, 1 key in T[R, W], 2 value in T[R, D], 3 streams in T[R, W], 4 gamma_key, 5 gamma_query, 6 gamma_conv
-// in float[W], 7 gated out T[R, W] (U), 8 normed out T[R, W] (N). Grid (R).
+// ple_gate_T: 0 counts in, 1 key in T[R, W], 2 value in T[R, D], 3 streams in T[R, W], 4 gamma_key, 5
+// gamma_query, 6 gamma_conv in float[W], 7 gated out T[R, W] (U), 8 normed out T[R, W] (N). Grid (R).
 struct PleGateParams {
   uint32_t hidden, hc_count;
   float eps;
 };
 
-// ple_conv_T: 0 counts in, 1 sequences in, 2 normed in T[R, W], 3 gated in T[R, W], 4 taps in float[n_taps, W], 5 streams io
-// T[R, W]. Grid (sequences, ceil(W / tile)). Settles its tail: T[(n_taps - 1) * dilation, W], oldest first.
+// ple_conv_T: 0 counts in, 1 sequences in, 2 normed in T[R, W], 3 gated in T[R, W], 4 taps in float[n_taps,
+// W], 5 streams io T[R, W]. Grid (sequences, ceil(W / tile)). Settles its tail: T[(n_taps - 1) * dilation,
+// W], oldest first.
 struct PleConvParams {
   uint32_t width, n_taps, dilation;
   uint32_t state_offset, unsettled_offset;  // unsettled: T[rows, W]
 };
 
-// delta_conv_T: 0 counts in, 1 sequences in, 2 x in T[R, C], 3 taps in float[n_taps, C], 4 out T[R, C] = silu(conv).
-// Grid (sequences, ceil(C / tile)). Settles its tail: T[n_taps - 1, C], oldest first.
+// delta_conv_T: 0 counts in, 1 sequences in, 2 x in T[R, C], 3 taps in float[n_taps, C], 4 out T[R, C] =
+// silu(conv). Grid (sequences, ceil(C / tile)). Settles its tail: T[n_taps - 1, C], oldest first.
 struct DeltaConvParams {
   uint32_t channels, n_taps;
   uint32_t state_offset, unsettled_offset;  // unsettled: T[rows, C]
 };
 
-// delta_prep_T: 0 counts in, 1 conv in T[R, 2*Hk*Dk + Hv*Dv] (q | k | v), 2 b in float[R, Hv], 3 a in float[R, Hv], 4 rate in
-// float[Hv] (exp(A_log)), 5 dt_bias in float[Hv], 6 q out float[R, Hk*Dk], 7 k out float[R, Hk*Dk], 8 beta out float[R, Hv],
-// 9 decay out float[R, Hv]. Grid (R).
+// delta_prep_T: 0 counts in, 1 conv in T[R, 2*Hk*Dk + Hv*Dv] (q | k | v), 2 b in float[R, Hv], 3 a in
+// float[R, Hv], 4 rate in float[Hv] (exp(A_log)), 5 dt_bias in float[Hv], 6 q out float[R, Hk*Dk], 7 k out
+// float[R, Hk*Dk], 8 beta out float[R, Hv], 9 decay out float[R, Hv]. Grid (R).
 struct DeltaPrepParams {
   uint32_t k_heads, v_heads, k_dim, v_dim;
 };
 
-// delta_rule_T: 0 counts in, 1 sequences in, 2 q, 3 k in float[R, Hk*Dk], 4 conv in T[R, ...] (v is its last Hv*Dv columns),
-// 5 beta, 6 decay in float[R, Hv], 7 z in T[R, Hv*Dv], 8 norm in float[Dv], 9 out T[R, Hv*Dv].
-// Grid (sequences, Hv). Settles M: float[Hv, Dk, Dv].
+// delta_rule_T: 0 counts in, 1 sequences in, 2 q, 3 k in float[R, Hk*Dk], 4 conv in T[R, ...] (v is its last
+// Hv*Dv columns), 5 beta, 6 decay in float[R, Hv], 7 z in T[R, Hv*Dv], 8 norm in float[Dv], 9 out T[R,
+// Hv*Dv]. Grid (sequences, Hv). Settles M: float[Hv, Dk, Dv].
 struct DeltaRuleParams {
   uint32_t k_heads, v_heads, k_dim, v_dim;
   uint32_t gate_silu;  // 0: sigmoid(z), 1: silu(z)
@@ -156,10 +160,11 @@ struct RopeParams {
   uint32_t rotary_offset;  // bytes into a page
 };
 
-// attention_prep_T: 0 counts in, 1 sequences in, 2 rows in, 3 qg in T[R, H*2*head_dim] (per head: query, gate), 4 k in
-// T[R, Hkv*head_dim], 5 v in T[R, Hkv*head_dim], 6 index_qk in T[R, (Hi+1)*index_dim], 7 gamma_q, 8 gamma_k in float[head_dim],
-// 9 gamma_index_q in float[index_dim], 10 cos, 11 sin in float[R, half], 12 q out T[R, H*head_dim], 13 index_q out
-// T[R, Hi*index_dim]. Grid (R). Writes k, v and the raw index key into the row's page.
+// attention_prep_T: 0 counts in, 1 sequences in, 2 rows in, 3 qg in T[R, H*2*head_dim] (per head: query,
+// gate), 4 k in T[R, Hkv*head_dim], 5 v in T[R, Hkv*head_dim], 6 index_qk in T[R, (Hi+1)*index_dim], 7
+// gamma_q, 8 gamma_k in float[head_dim], 9 gamma_index_q in float[index_dim], 10 cos, 11 sin in float[R,
+// half], 12 q out T[R, H*head_dim], 13 index_q out T[R, Hi*index_dim]. Grid (R). Writes k, v and the raw
+// index key into the row's page.
 struct AttentionPrepParams {
   uint32_t n_heads, n_kv_heads, head_dim, half;
   uint32_t index_n_heads, index_dim;
@@ -168,33 +173,36 @@ struct AttentionPrepParams {
   uint32_t k_offset, v_offset, raw_offset;
 };
 
-// index_pool_T: 0 counts in, 1 sequences in, 2 rows in, 3 gamma in float[index_dim], 4 inv_freq in float[half].
-// Grid (R). A row that completes a block of `ratio` positions writes the block's pooled key into the page.
+// index_pool_T: 0 counts in, 1 sequences in, 2 rows in, 3 gamma in float[index_dim], 4 inv_freq in
+// float[half]. Grid (R). A row that completes a block of `ratio` positions writes the block's pooled key into
+// the page.
 struct IndexPoolParams {
   uint32_t index_dim, ratio, half;
   uint32_t section[3];
   float attention_factor, eps;
-  uint32_t raw_offset, pooled_offset, rotary_offset;  // bytes into a page; pooled: T[kPageTokens / ratio, index_dim]
+  uint32_t raw_offset, pooled_offset,
+      rotary_offset;  // bytes into a page; pooled: T[kPageTokens / ratio, index_dim]
 };
 
-// index_score_T: 0 counts in, 1 sequences in, 2 rows in, 3 index_q in T[R, Hi*index_dim], 4 scores out float[G, stride].
-// Grid (ceil(max_blocks / tile), G): G rows from first_row on. Rows whose blocks all fit the budget do nothing.
+// index_score_T: 0 counts in, 1 sequences in, 2 rows in, 3 index_q in T[R, Hi*index_dim], 4 scores out
+// float[G, stride]. Grid (ceil(max_blocks / tile), G): G rows from first_row on. Rows whose blocks all fit
+// the budget do nothing.
 struct IndexScoreParams {
   uint32_t index_n_heads, index_dim, ratio, budget_blocks;
   uint32_t first_row, stride;
   uint32_t pooled_offset;
 };
 
-// index_select: 0 counts in, 1 rows in, 2 scores in float[G, stride], 3 blocks out int32[R, budget_blocks], 4 n_selected out
-// int32[R]. Grid (G). Blocks come out by ascending id; ties at the cut go to the lower id.
+// index_select: 0 counts in, 1 rows in, 2 scores in float[G, stride], 3 blocks out int32[R, budget_blocks], 4
+// n_selected out int32[R]. Grid (G). Blocks come out by ascending id; ties at the cut go to the lower id.
 struct IndexSelectParams {
   uint32_t ratio, budget_blocks;
   uint32_t first_row, stride;
 };
 
-// attention_T: 0 counts in, 1 sequences in, 2 rows in, 3 q in T[R, H*head_dim], 4 qg in T[R, H*2*head_dim], 5 blocks in
-// int32[R, budget_blocks], 6 n_selected in int32[R], 7 out T[R, H*head_dim]. Grid (R, Hkv * ceil(H / Hkv / tile)); a tile of heads never
-// spans two kv heads.
+// attention_T: 0 counts in, 1 sequences in, 2 rows in, 3 q in T[R, H*head_dim], 4 qg in T[R, H*2*head_dim], 5
+// blocks in int32[R, budget_blocks], 6 n_selected in int32[R], 7 out T[R, H*head_dim]. Grid (R, Hkv * ceil(H
+// / Hkv / tile)); a tile of heads never spans two kv heads.
 struct AttentionParams {
   uint32_t n_heads, n_kv_heads, head_dim;
   uint32_t ratio, budget_blocks;
@@ -202,31 +210,32 @@ struct AttentionParams {
   uint32_t k_offset, v_offset;
 };
 
-// router_topk: 0 counts in, 1 logits in float[R, n_experts], 2 ids out int32[R, top_k] ascending, 3 weights out
-// float[R, top_k]. Grid (R). Ties at the cut go to the lower id.
+// router_topk: 0 counts in, 1 logits in float[R, n_experts], 2 ids out int32[R, top_k] ascending, 3 weights
+// out float[R, top_k]. Grid (R). Ties at the cut go to the lower id.
 struct RouterParams {
   uint32_t n_experts, top_k;
 };
 
-// expert_sort: 0 counts in, 1 ids in int32[R, top_k], 2 active out int32[1 + n_experts] (count, then ids ascending), 3 starts
-// out int32[n_experts + 1] (of the active ones), 4 pairs out int32[R * top_k] (row * top_k + slot, by expert, then row).
-// Grid (1).
+// expert_sort: 0 counts in, 1 ids in int32[R, top_k], 2 active out int32[1 + n_experts] (count, then ids
+// ascending), 3 starts out int32[n_experts + 1] (of the active ones), 4 pairs out int32[R * top_k] (row *
+// top_k + slot, by expert, then row). Grid (1).
 
-// expert_gate_up_T: 0 counts in, 1 active, 2 starts, 3 pairs in, 4 x in T[R, D], 5 gate codes, 6 gate scales, 7 gate biases,
-// 8 up codes, 9 up scales, 10 up biases in [n_experts, width, D], 11 act out T[R * top_k, width] in pair order
-// = silu(gate) * up. Grid (ceil(width / tile), active experts).
-// glu_T is the same for the shared expert: 0 counts in, 1 x in, 2..4 gate, 5..7 up in [width, D], 8 act out T[R, width].
-// Grid (ceil(width / tile)).
+// expert_gate_up_T: 0 counts in, 1 active, 2 starts, 3 pairs in, 4 x in T[R, D], 5 gate codes, 6 gate scales,
+// 7 gate biases, 8 up codes, 9 up scales, 10 up biases in [n_experts, width, D], 11 act out T[R * top_k,
+// width] in pair order = silu(gate) * up. Grid (ceil(width / tile), active experts). glu_T is the same for
+// the shared expert: 0 counts in, 1 x in, 2..4 gate, 5..7 up in [width, D], 8 act out T[R, width]. Grid
+// (ceil(width / tile)).
 struct GluParams {
   Format format;
   uint32_t n_in, width, top_k;
   uint64_t codes_stride, scales_stride;  // bytes from one expert to the next
 };
 
-// expert_down_T: 0 counts in, 1 active, 2 starts, 3 pairs in, 4 weights in float[R, top_k], 5 act in T[R * top_k, width],
-// 6 codes, 7 scales, 8 biases in [n_experts, D, width], 9 shared act in T[R, shared_width], 10 shared codes, 11 shared scales,
-// 12 shared biases in [D, shared_width], 13 shared gate in float[R], 14 gates in float[R, S], 15 streams io T[R, W].
-// Grid (ceil(D / tile)). y = experts by ascending id, then the shared one, in fp32, rounded once; stream s += gates[r, s] * y.
+// expert_down_T: 0 counts in, 1 active, 2 starts, 3 pairs in, 4 weights in float[R, top_k], 5 act in T[R *
+// top_k, width], 6 codes, 7 scales, 8 biases in [n_experts, D, width], 9 shared act in T[R, shared_width], 10
+// shared codes, 11 shared scales, 12 shared biases in [D, shared_width], 13 shared gate in float[R], 14 gates
+// in float[R, S], 15 streams io T[R, W]. Grid (ceil(D / tile)). y = experts by ascending id, then the shared
+// one, in fp32, rounded once; stream s += gates[r, s] * y.
 struct ExpertDownParams {
   Format format, shared_format;
   uint32_t hidden, width, shared_width, top_k, hc_count;
@@ -238,7 +247,8 @@ struct CopyRowsParams {
   uint32_t width;
 };
 
-// argmax: 0 counts in, 1 logits in float[L, vocab], 2 out int32[L]. Grid (L). Ties go to the lower id; NaN never wins.
+// argmax: 0 counts in, 1 logits in float[L, vocab], 2 out int32[L]. Grid (L). Ties go to the lower id; NaN
+// never wins.
 struct ArgmaxParams {
   uint32_t vocab;    // row stride
   uint32_t n_valid;  // ids at or beyond are never chosen

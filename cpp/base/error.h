@@ -1,4 +1,5 @@
-// The errors the core throws. Across nanobind each becomes a Python exception of the same name (bindings/errors.cpp).
+// The errors the core throws. Across nanobind each becomes a Python exception of the same name
+// (bindings/errors.cpp).
 #pragma once
 
 #include <stdexcept>

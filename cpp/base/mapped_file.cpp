@@ -25,8 +25,7 @@ std::shared_ptr<const MappedFile> MappedFile::open(const std::string& path) {
   const int reason = errno;
   ::close(fd);
   if (data == MAP_FAILED) throw InvalidArgument("cannot map " + path + ": " + std::strerror(reason));
-  return std::shared_ptr<const MappedFile>(
-      new MappedFile(path, static_cast<const std::byte*>(data), size));
+  return std::shared_ptr<const MappedFile>(new MappedFile(path, static_cast<const std::byte*>(data), size));
 }
 
 void MappedFile::release(size_t offset, size_t n) const {

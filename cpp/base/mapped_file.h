@@ -7,8 +7,8 @@
 
 namespace flashnext {
 
-// Owns a mapping of a whole file; unmaps on destruction. The bytes stay valid while the object lives, also after the file is
-// unlinked; a file truncated by somebody else while mapped is undefined, as everywhere.
+// Owns a mapping of a whole file; unmaps on destruction. The bytes stay valid while the object lives, also
+// after the file is unlinked; a file truncated by somebody else while mapped is undefined, as everywhere.
 class MappedFile {
  public:
   // Throws InvalidArgument naming the path and the system's reason; an empty file is refused.
@@ -19,7 +19,8 @@ class MappedFile {
 
   const std::byte* data() const { return data_; }
   size_t size_bytes() const { return size_bytes_; }
-  // Says that a range has been copied and its pages need not stay in memory; reading it again is allowed and slow.
+  // Says that a range has been copied and its pages need not stay in memory; reading it again is allowed and
+  // slow.
   void release(size_t offset, size_t n) const;
   const std::string& path() const { return path_; }
 

@@ -7,7 +7,8 @@
 namespace flashnext {
 namespace {
 
-// About ten microseconds: longer than the usual skew between workers at the end of a segment, shorter than a time slice.
+// About ten microseconds: longer than the usual skew between workers at the end of a segment, shorter than a
+// time slice.
 constexpr int kSpins = 400;
 
 void relax() {

@@ -9,8 +9,9 @@
 
 namespace flashnext {
 
-// Tasks are handed out one by one in order, so a worker that is slowed down by another process takes fewer of them. A worker
-// that finds none spins for some microseconds and then sleeps: a core that somebody else wants is given back.
+// Tasks are handed out one by one in order, so a worker that is slowed down by another process takes fewer of
+// them. A worker that finds none spins for some microseconds and then sleeps: a core that somebody else wants
+// is given back.
 class WorkerPool {
  public:
   // Runs task `task` of segment `segment` on worker `worker` (0 .. size() - 1). Must not throw.
@@ -25,7 +26,8 @@ class WorkerPool {
 
   int size() const { return static_cast<int>(threads_.size()) + 1; }
 
-  // Runs all segments, segment i having tasks[i] tasks, and returns when the last has ended. One caller at a time.
+  // Runs all segments, segment i having tasks[i] tasks, and returns when the last has ended. One caller at a
+  // time.
   void run(std::span<const uint32_t> tasks, Body body, void* context);
 
  private:
@@ -43,8 +45,9 @@ class WorkerPool {
   alignas(64) std::atomic<uint64_t> ticket_{0};  // segment << 32 | next task
   alignas(64) std::atomic<uint32_t> done_{0};    // tasks of the segment that have ended
   alignas(64) std::atomic<uint32_t> epoch_{0};   // programs started
-  alignas(64) std::atomic<uint32_t> inside_{0};  // threads that are in the program, or look whether it is open
-  std::atomic<bool> open_{false};                // a program runs and may be entered
+  alignas(64) std::atomic<uint32_t> inside_{
+      0};                          // threads that are in the program, or look whether it is open
+  std::atomic<bool> open_{false};  // a program runs and may be entered
   std::atomic<bool> stop_{false};
 };
 

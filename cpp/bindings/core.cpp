@@ -40,20 +40,34 @@ T get(const nb::dict& d, const char* key) {
 Config config_from(const nb::dict& d) {
   Config c;
   const std::pair<const char*, int*> numbers[] = {
-      {"vocab_size", &c.vocab_size},         {"hidden_size", &c.hidden_size},
-      {"n_layers", &c.n_layers},             {"n_heads", &c.n_heads},
-      {"n_kv_heads", &c.n_kv_heads},         {"head_dim", &c.head_dim},
-      {"rotary_dim", &c.rotary_dim},         {"index_n_heads", &c.index_n_heads},
-      {"index_head_dim", &c.index_head_dim}, {"index_budget", &c.index_budget},
-      {"index_ratio", &c.index_ratio},       {"linear_k_heads", &c.linear_k_heads},
-      {"linear_v_heads", &c.linear_v_heads}, {"linear_k_dim", &c.linear_k_dim},
-      {"linear_v_dim", &c.linear_v_dim},     {"linear_conv", &c.linear_conv},
-      {"n_experts", &c.n_experts},           {"top_k", &c.top_k},
-      {"moe_width", &c.moe_width},           {"shared_width", &c.shared_width},
-      {"hc_count", &c.hc_count},             {"hc_rank", &c.hc_rank},
-      {"ple_dim", &c.ple_dim},               {"ple_conv", &c.ple_conv},
-      {"ngram_size", &c.ngram_size},         {"heads_per_ngram", &c.heads_per_ngram},
-      {"ngram_shards", &c.ngram_shards},     {"segment_token", &c.segment_token},
+      {"vocab_size", &c.vocab_size},
+      {"hidden_size", &c.hidden_size},
+      {"n_layers", &c.n_layers},
+      {"n_heads", &c.n_heads},
+      {"n_kv_heads", &c.n_kv_heads},
+      {"head_dim", &c.head_dim},
+      {"rotary_dim", &c.rotary_dim},
+      {"index_n_heads", &c.index_n_heads},
+      {"index_head_dim", &c.index_head_dim},
+      {"index_budget", &c.index_budget},
+      {"index_ratio", &c.index_ratio},
+      {"linear_k_heads", &c.linear_k_heads},
+      {"linear_v_heads", &c.linear_v_heads},
+      {"linear_k_dim", &c.linear_k_dim},
+      {"linear_v_dim", &c.linear_v_dim},
+      {"linear_conv", &c.linear_conv},
+      {"n_experts", &c.n_experts},
+      {"top_k", &c.top_k},
+      {"moe_width", &c.moe_width},
+      {"shared_width", &c.shared_width},
+      {"hc_count", &c.hc_count},
+      {"hc_rank", &c.hc_rank},
+      {"ple_dim", &c.ple_dim},
+      {"ple_conv", &c.ple_conv},
+      {"ngram_size", &c.ngram_size},
+      {"heads_per_ngram", &c.heads_per_ngram},
+      {"ngram_shards", &c.ngram_shards},
+      {"segment_token", &c.segment_token},
   };
   for (const auto& [key, field] : numbers) *field = get<int>(d, key);
   c.attention_layers = get<std::vector<bool>>(d, "attention_layers");
@@ -82,14 +96,17 @@ DType dtype_from(const std::string& name) {
 
 DeviceRef open_device(const std::string& kind, int threads, const std::string& path, uint64_t shuffle_seed) {
   if (kind != "cpu") throw InvalidArgument("device is '" + kind + "'; this build has: cpu");
-  if (threads < 0) throw InvalidArgument("threads is " + std::to_string(threads) + ", expected 0 (all) or more");
+  if (threads < 0)
+    throw InvalidArgument("threads is " + std::to_string(threads) + ", expected 0 (all) or more");
   return cpu::open(path, {threads, shuffle_seed});
 }
 
-std::shared_ptr<Model> make_model(const DeviceRef& device, const nb::dict& config, const std::vector<std::string>& files,
-                                  const std::map<std::string, View>& tensors, bool zero_centred, const std::string& dtype,
-                                  const Floats& inv_freq, float attention_factor, int context, int max_chunk, int max_window,
-                                  int max_round, int max_sequences) {
+std::shared_ptr<Model> make_model(const DeviceRef& device, const nb::dict& config,
+                                  const std::vector<std::string>& files,
+                                  const std::map<std::string, View>& tensors, bool zero_centred,
+                                  const std::string& dtype, const Floats& inv_freq, float attention_factor,
+                                  int context, int max_chunk, int max_window, int max_round,
+                                  int max_sequences) {
   Config c = config_from(config);
   ModelOptions options;
   options.dtype = dtype_from(dtype);
@@ -103,7 +120,8 @@ std::shared_ptr<Model> make_model(const DeviceRef& device, const nb::dict& confi
   std::map<std::string, TensorView> views;
   for (const auto& [name, view] : tensors) {
     const auto& [file, offset, type, shape, stride] = view;
-    if (file < 0 || static_cast<size_t>(file) >= files.size()) throw InvalidArgument("tensor " + name + " names no file");
+    if (file < 0 || static_cast<size_t>(file) >= files.size())
+      throw InvalidArgument("tensor " + name + " names no file");
     views[name] = {file, offset, type, shape, stride};
   }
   const nb::gil_scoped_release release;
@@ -113,9 +131,11 @@ std::shared_ptr<Model> make_model(const DeviceRef& device, const nb::dict& confi
 
 std::span<const int32_t> span_of(const Tokens& t) { return {t.data(), t.size()}; }
 
-nb::list forward(Runner& runner, const Model& model, const std::vector<std::tuple<Session*, Tokens, bool>>& parts) {
+nb::list forward(Runner& runner, const Model& model,
+                 const std::vector<std::tuple<Session*, Tokens, bool>>& parts) {
   std::vector<Part> list;
-  for (const auto& [session, tokens, is_window] : parts) list.push_back({session, span_of(tokens), is_window});
+  for (const auto& [session, tokens, is_window] : parts)
+    list.push_back({session, span_of(tokens), is_window});
   std::vector<float> logits;
   {
     const nb::gil_scoped_release release;
@@ -164,30 +184,34 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("session_bytes", [](const Model& x) {
         return x.state_layout().block_bytes + 2 * x.state_layout().unsettled_bytes;
       });
-  m.def("load_model", &make_model, "device"_a, "config"_a, "files"_a, "tensors"_a, "zero_centred"_a, "dtype"_a, "inv_freq"_a,
-        "attention_factor"_a, "context"_a, "max_chunk"_a = 512, "max_window"_a = 16, "max_round"_a = 64,
-        "max_sequences"_a = 64,
-        "Place a checkpoint's tensors on the device. tensors: name -> (file index, offset, dtype, shape, batch stride).");
+  m.def("load_model", &make_model, "device"_a, "config"_a, "files"_a, "tensors"_a, "zero_centred"_a,
+        "dtype"_a, "inv_freq"_a, "attention_factor"_a, "context"_a, "max_chunk"_a = 512, "max_window"_a = 16,
+        "max_round"_a = 64, "max_sequences"_a = 64,
+        "Place a checkpoint's tensors on the device. tensors: name -> (file index, offset, dtype, shape, "
+        "batch stride).");
 }
 
 void bind_sessions(nb::module_& m) {
-  nb::class_<PagePool>(m, "PagePool", "Pages of 64 positions that hold the attention caches of all sequences.")
-      .def("__init__",
-           [](PagePool* self, const std::shared_ptr<Model>& model, int n_pages) {
-             new (self) PagePool(model->device(), model->page_layout().size_bytes, n_pages);
-           },
-           "model"_a, "n_pages"_a)
+  nb::class_<PagePool>(m, "PagePool",
+                       "Pages of 64 positions that hold the attention caches of all sequences.")
+      .def(
+          "__init__",
+          [](PagePool* self, const std::shared_ptr<Model>& model, int n_pages) {
+            new (self) PagePool(model->device(), model->page_layout().size_bytes, n_pages);
+          },
+          "model"_a, "n_pages"_a)
       .def_prop_ro("free", &PagePool::n_free)
       .def_prop_ro("total", &PagePool::n_pages)
       .def_prop_ro("page_bytes", &PagePool::page_bytes)
       .def_prop_ro("allocated_bytes", &PagePool::allocated_bytes);
 
   nb::class_<Session>(m, "Session", "What one sequence owns on the device.")
-      .def("__init__",
-           [](Session* self, const std::shared_ptr<Model>& model, std::shared_ptr<PagePool> pool) {
-             new (self) Session(model, std::move(pool));
-           },
-           "model"_a, "pool"_a)
+      .def(
+          "__init__",
+          [](Session* self, const std::shared_ptr<Model>& model, std::shared_ptr<PagePool> pool) {
+            new (self) Session(model, std::move(pool));
+          },
+          "model"_a, "pool"_a)
       .def_prop_ro("length", &Session::length, "Committed positions.")
       .def_prop_ro("n_pages", &Session::n_pages)
       .def_prop_ro("size_bytes", &Session::size_bytes)
@@ -195,63 +219,77 @@ void bind_sessions(nb::module_& m) {
       .def("close", &Session::close, "Give pages and memory back; idempotent.");
 
   nb::class_<Sampling>(m, "Sampling", "How tokens are drawn; see cpp/rounds/sampler.h.")
-      .def("__init__",
-           [](Sampling* self, float temperature, int top_k, float top_p, float min_p, uint64_t seed, float presence,
-              float frequency, float repetition, const std::map<int32_t, float>& bias, int logprobs) {
-             new (self) Sampling{temperature, top_k, top_p, min_p, seed, presence, frequency, repetition,
-                                 {bias.begin(), bias.end()}, logprobs};
-           },
-           "temperature"_a = 1.0, "top_k"_a = 0, "top_p"_a = 1.0, "min_p"_a = 0.0, "seed"_a = 0, "presence"_a = 0.0,
-           "frequency"_a = 0.0, "repetition"_a = 1.0, "bias"_a = std::map<int32_t, float>(), "logprobs"_a = -1)
-      .def("check", &Sampling::check, "n_valid"_a, "Raise InvalidArgument naming the first value out of range.");
+      .def(
+          "__init__",
+          [](Sampling* self, float temperature, int top_k, float top_p, float min_p, uint64_t seed,
+             float presence, float frequency, float repetition, const std::map<int32_t, float>& bias,
+             int logprobs) {
+            new (self) Sampling{temperature, top_k,      top_p,
+                                min_p,       seed,       presence,
+                                frequency,   repetition, {bias.begin(), bias.end()},
+                                logprobs};
+          },
+          "temperature"_a = 1.0, "top_k"_a = 0, "top_p"_a = 1.0, "min_p"_a = 0.0, "seed"_a = 0,
+          "presence"_a = 0.0, "frequency"_a = 0.0, "repetition"_a = 1.0,
+          "bias"_a = std::map<int32_t, float>(), "logprobs"_a = -1)
+      .def("check", &Sampling::check, "n_valid"_a,
+           "Raise InvalidArgument naming the first value out of range.");
 }
 
 void bind_runner(nb::module_& m) {
   nb::class_<BoundRunner>(m, "Runner", "Runs prompt chunks and rounds over the sessions of one model.")
-      .def("__init__",
-           [](BoundRunner* self, const std::shared_ptr<Model>& model, int n_valid) {
-             new (self) BoundRunner{model, Runner(model, n_valid > 0 ? n_valid : model->config().vocab_size)};
-           },
-           "model"_a, "n_valid"_a = 0)
+      .def(
+          "__init__",
+          [](BoundRunner* self, const std::shared_ptr<Model>& model, int n_valid) {
+            new (self) BoundRunner{model, Runner(model, n_valid > 0 ? n_valid : model->config().vocab_size)};
+          },
+          "model"_a, "n_valid"_a = 0)
       .def_prop_ro("max_chunk", [](const BoundRunner& r) { return r.runner.max_chunk(); })
-      .def("prompt",
-           [](BoundRunner& r, Session& session, const Tokens& tokens, bool last, const Sampling& sampling) {
-             const nb::gil_scoped_release release;
-             return r.runner.prompt(session, span_of(tokens), last, sampling);
-           },
-           "session"_a, "tokens"_a, "last"_a, "sampling"_a,
-           "Read one prompt chunk; with last, draw and return the first reply token, else return -1.")
-      .def("round",
-           [](BoundRunner& r, const std::vector<Session*>& sessions) {
-             const nb::gil_scoped_release release;
-             return r.runner.round(sessions);
-           },
-           "sessions"_a, "Feed each session's pending token and draw the next one.")
-      .def("logprobs",
-           [](const BoundRunner& r, const Session& session) {
-             const Logprobs& l = r.runner.last_logprobs(session);
-             return std::pair(l.chosen, l.top);
-           },
-           "session"_a, "(log-probability, [(id, log-probability), ...]) of the token drawn last.")
-      .def("settle",
-           [](BoundRunner& r, Session& session) {
-             const nb::gil_scoped_release release;
-             r.runner.settle(session);
-           },
-           "session"_a, "Apply what the last window kept.")
-      .def("state_hash",
-           [](BoundRunner& r, Session& session) {
-             const nb::gil_scoped_release release;
-             r.runner.settle(session);
-             return session.state_hash();
-           },
-           "session"_a, "Settle, then hash the recurrent block and the committed cache rows.")
-      .def("forward",
-           [](BoundRunner& r, const std::vector<std::tuple<Session*, Tokens, bool>>& parts) {
-             return forward(r.runner, *r.model, parts);
-           },
-           "parts"_a,
-           "One pass over [(session, tokens, is_window), ...]; returns logits (rows, vocab) float32 of each part.");
+      .def(
+          "prompt",
+          [](BoundRunner& r, Session& session, const Tokens& tokens, bool last, const Sampling& sampling) {
+            const nb::gil_scoped_release release;
+            return r.runner.prompt(session, span_of(tokens), last, sampling);
+          },
+          "session"_a, "tokens"_a, "last"_a, "sampling"_a,
+          "Read one prompt chunk; with last, draw and return the first reply token, else return -1.")
+      .def(
+          "round",
+          [](BoundRunner& r, const std::vector<Session*>& sessions) {
+            const nb::gil_scoped_release release;
+            return r.runner.round(sessions);
+          },
+          "sessions"_a, "Feed each session's pending token and draw the next one.")
+      .def(
+          "logprobs",
+          [](const BoundRunner& r, const Session& session) {
+            const Logprobs& l = r.runner.last_logprobs(session);
+            return std::pair(l.chosen, l.top);
+          },
+          "session"_a, "(log-probability, [(id, log-probability), ...]) of the token drawn last.")
+      .def(
+          "settle",
+          [](BoundRunner& r, Session& session) {
+            const nb::gil_scoped_release release;
+            r.runner.settle(session);
+          },
+          "session"_a, "Apply what the last window kept.")
+      .def(
+          "state_hash",
+          [](BoundRunner& r, Session& session) {
+            const nb::gil_scoped_release release;
+            r.runner.settle(session);
+            return session.state_hash();
+          },
+          "session"_a, "Settle, then hash the recurrent block and the committed cache rows.")
+      .def(
+          "forward",
+          [](BoundRunner& r, const std::vector<std::tuple<Session*, Tokens, bool>>& parts) {
+            return forward(r.runner, *r.model, parts);
+          },
+          "parts"_a,
+          "One pass over [(session, tokens, is_window), ...]; returns logits (rows, vocab) float32 of each "
+          "part.");
 }
 
 }  // namespace

@@ -14,8 +14,8 @@ struct Types {
 Types* types = nullptr;
 
 nb::object make(nb::module_& m, const char* name, nb::handle bases) {
-  const nb::object type = nb::steal(
-      PyErr_NewException(("flashnext._core." + std::string(name)).c_str(), bases.ptr(), nullptr));
+  const nb::object type =
+      nb::steal(PyErr_NewException(("flashnext._core." + std::string(name)).c_str(), bases.ptr(), nullptr));
   m.attr(name) = type;
   return type;
 }

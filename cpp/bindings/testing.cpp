@@ -1,4 +1,5 @@
-// flashnext._core.testing: single kernels on arrays, the sampler and its noise, and the layout of argument structs.
+// flashnext._core.testing: single kernels on arrays, the sampler and its noise, and the layout of argument
+// structs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/map.h>
@@ -25,11 +26,13 @@ namespace {
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Runs one kernel. Slots are byte arrays, changed in place; an empty array is an unused slot. relocate: (slot, byte offset, slot,
-// byte offset): before the run the device address of the second place is written, as uint64, at the first.
-void run_kernel(const DeviceRef& device, const std::string& name, const std::tuple<uint32_t, uint32_t, uint32_t>& grid,
-                const std::vector<Bytes>& slots, const nb::bytes& params,
-                const std::vector<std::tuple<int, size_t, int, size_t>>& relocate, int repeat) {
+// Runs one kernel. Slots are byte arrays, changed in place; an empty array is an unused slot. relocate:
+// (slot, byte offset, slot, byte offset): before the run the device address of the second place is written,
+// as uint64, at the first.
+void run_kernel(const DeviceRef& device, const std::string& name,
+                const std::tuple<uint32_t, uint32_t, uint32_t>& grid, const std::vector<Bytes>& slots,
+                const nb::bytes& params, const std::vector<std::tuple<int, size_t, int, size_t>>& relocate,
+                int repeat) {
   std::vector<BufferRef> buffers;
   std::vector<Slice> slices;
   for (const Bytes& s : slots) {
@@ -47,7 +50,8 @@ void run_kernel(const DeviceRef& device, const std::string& name, const std::tup
     std::memcpy(buffers.at(static_cast<size_t>(slot))->host() + at, &address, sizeof address);
   }
   const Kernel& kernel = device->kernel(name);
-  const std::span<const std::byte> argument(reinterpret_cast<const std::byte*>(params.c_str()), params.size());
+  const std::span<const std::byte> argument(reinterpret_cast<const std::byte*>(params.c_str()),
+                                            params.size());
   {
     const nb::gil_scoped_release release;
     const EventRef done = device->event();
@@ -68,49 +72,59 @@ void run_kernel(const DeviceRef& device, const std::string& name, const std::tup
 using Field = std::pair<size_t, size_t>;  // offset, size
 using Layout = std::pair<size_t, std::map<std::string, Field>>;
 
-#define FIELD(type, name) {#name, Field{offsetof(type, name), sizeof(type::name)}}
+#define FIELD(type, name)                                     \
+  {                                                           \
+    #name, Field { offsetof(type, name), sizeof(type::name) } \
+  }
 
 std::map<std::string, Layout> params_layout() {
   return {
       {"Counts", {sizeof(Counts), {FIELD(Counts, n)}}},
       {"Sequence",
        {sizeof(Sequence),
-        {FIELD(Sequence, page_table), FIELD(Sequence, state), FIELD(Sequence, kept), FIELD(Sequence, unsettled),
-         FIELD(Sequence, first_row), FIELD(Sequence, n_rows), FIELD(Sequence, n_kept), FIELD(Sequence, start),
-         FIELD(Sequence, is_window)}}},
-      {"Row", {sizeof(Row), {FIELD(Row, token), FIELD(Row, sequence), FIELD(Row, position), FIELD(Row, rotary)}}},
+        {FIELD(Sequence, page_table), FIELD(Sequence, state), FIELD(Sequence, kept),
+         FIELD(Sequence, unsettled), FIELD(Sequence, first_row), FIELD(Sequence, n_rows),
+         FIELD(Sequence, n_kept), FIELD(Sequence, start), FIELD(Sequence, is_window)}}},
+      {"Row",
+       {sizeof(Row), {FIELD(Row, token), FIELD(Row, sequence), FIELD(Row, position), FIELD(Row, rotary)}}},
       {"Format", {sizeof(Format), {FIELD(Format, bits), FIELD(Format, group)}}},
       {"EmbedParams",
-       {sizeof(EmbedParams), {FIELD(EmbedParams, format), FIELD(EmbedParams, hidden), FIELD(EmbedParams, hc_count)}}},
+       {sizeof(EmbedParams),
+        {FIELD(EmbedParams, format), FIELD(EmbedParams, hidden), FIELD(EmbedParams, hc_count)}}},
       {"MatmulParams",
        {sizeof(MatmulParams),
-        {FIELD(MatmulParams, format), FIELD(MatmulParams, n_in), FIELD(MatmulParams, n_out), FIELD(MatmulParams, epilogue),
-         FIELD(MatmulParams, count), FIELD(MatmulParams, hc_count), FIELD(MatmulParams, alpha), FIELD(MatmulParams, beta)}}},
+        {FIELD(MatmulParams, format), FIELD(MatmulParams, n_in), FIELD(MatmulParams, n_out),
+         FIELD(MatmulParams, epilogue), FIELD(MatmulParams, count), FIELD(MatmulParams, hc_count),
+         FIELD(MatmulParams, alpha), FIELD(MatmulParams, beta)}}},
       {"HcNormParams",
        {sizeof(HcNormParams),
-        {FIELD(HcNormParams, hidden), FIELD(HcNormParams, hc_count), FIELD(HcNormParams, count), FIELD(HcNormParams, eps)}}},
+        {FIELD(HcNormParams, hidden), FIELD(HcNormParams, hc_count), FIELD(HcNormParams, count),
+         FIELD(HcNormParams, eps)}}},
       {"HcMixParams",
        {sizeof(HcMixParams),
-        {FIELD(HcMixParams, format), FIELD(HcMixParams, hidden), FIELD(HcMixParams, hc_count), FIELD(HcMixParams, rank),
-         FIELD(HcMixParams, count)}}},
+        {FIELD(HcMixParams, format), FIELD(HcMixParams, hidden), FIELD(HcMixParams, hc_count),
+         FIELD(HcMixParams, rank), FIELD(HcMixParams, count)}}},
       {"NgramIdsParams",
        {sizeof(NgramIdsParams),
-        {FIELD(NgramIdsParams, ngram), FIELD(NgramIdsParams, heads_per_ngram), FIELD(NgramIdsParams, segment_token),
-         FIELD(NgramIdsParams, state_offset), FIELD(NgramIdsParams, unsettled_offset)}}},
+        {FIELD(NgramIdsParams, ngram), FIELD(NgramIdsParams, heads_per_ngram),
+         FIELD(NgramIdsParams, segment_token), FIELD(NgramIdsParams, state_offset),
+         FIELD(NgramIdsParams, unsettled_offset)}}},
       {"NgramGatherParams",
        {sizeof(NgramGatherParams),
-        {FIELD(NgramGatherParams, format), FIELD(NgramGatherParams, n_heads), FIELD(NgramGatherParams, rows_per_shard),
-         FIELD(NgramGatherParams, row_width), FIELD(NgramGatherParams, scale)}}},
+        {FIELD(NgramGatherParams, format), FIELD(NgramGatherParams, n_heads),
+         FIELD(NgramGatherParams, rows_per_shard), FIELD(NgramGatherParams, row_width),
+         FIELD(NgramGatherParams, scale)}}},
       {"PleGateParams",
-       {sizeof(PleGateParams), {FIELD(PleGateParams, hidden), FIELD(PleGateParams, hc_count), FIELD(PleGateParams, eps)}}},
+       {sizeof(PleGateParams),
+        {FIELD(PleGateParams, hidden), FIELD(PleGateParams, hc_count), FIELD(PleGateParams, eps)}}},
       {"PleConvParams",
        {sizeof(PleConvParams),
         {FIELD(PleConvParams, width), FIELD(PleConvParams, n_taps), FIELD(PleConvParams, dilation),
          FIELD(PleConvParams, state_offset), FIELD(PleConvParams, unsettled_offset)}}},
       {"DeltaConvParams",
        {sizeof(DeltaConvParams),
-        {FIELD(DeltaConvParams, channels), FIELD(DeltaConvParams, n_taps), FIELD(DeltaConvParams, state_offset),
-         FIELD(DeltaConvParams, unsettled_offset)}}},
+        {FIELD(DeltaConvParams, channels), FIELD(DeltaConvParams, n_taps),
+         FIELD(DeltaConvParams, state_offset), FIELD(DeltaConvParams, unsettled_offset)}}},
       {"DeltaPrepParams",
        {sizeof(DeltaPrepParams),
         {FIELD(DeltaPrepParams, k_heads), FIELD(DeltaPrepParams, v_heads), FIELD(DeltaPrepParams, k_dim),
@@ -119,36 +133,41 @@ std::map<std::string, Layout> params_layout() {
        {sizeof(DeltaRuleParams),
         {FIELD(DeltaRuleParams, k_heads), FIELD(DeltaRuleParams, v_heads), FIELD(DeltaRuleParams, k_dim),
          FIELD(DeltaRuleParams, v_dim), FIELD(DeltaRuleParams, gate_silu), FIELD(DeltaRuleParams, eps),
-         FIELD(DeltaRuleParams, state_offset), FIELD(DeltaRuleParams, k_offset), FIELD(DeltaRuleParams, v_offset),
-         FIELD(DeltaRuleParams, beta_offset), FIELD(DeltaRuleParams, decay_offset)}}},
+         FIELD(DeltaRuleParams, state_offset), FIELD(DeltaRuleParams, k_offset),
+         FIELD(DeltaRuleParams, v_offset), FIELD(DeltaRuleParams, beta_offset),
+         FIELD(DeltaRuleParams, decay_offset)}}},
       {"RopeParams",
        {sizeof(RopeParams),
         {FIELD(RopeParams, half), FIELD(RopeParams, section), FIELD(RopeParams, attention_factor),
          FIELD(RopeParams, rotary_offset)}}},
       {"AttentionPrepParams",
        {sizeof(AttentionPrepParams),
-        {FIELD(AttentionPrepParams, n_heads), FIELD(AttentionPrepParams, n_kv_heads), FIELD(AttentionPrepParams, head_dim),
-         FIELD(AttentionPrepParams, half), FIELD(AttentionPrepParams, index_n_heads), FIELD(AttentionPrepParams, index_dim),
-         FIELD(AttentionPrepParams, eps), FIELD(AttentionPrepParams, k_offset), FIELD(AttentionPrepParams, v_offset),
-         FIELD(AttentionPrepParams, raw_offset)}}},
+        {FIELD(AttentionPrepParams, n_heads), FIELD(AttentionPrepParams, n_kv_heads),
+         FIELD(AttentionPrepParams, head_dim), FIELD(AttentionPrepParams, half),
+         FIELD(AttentionPrepParams, index_n_heads), FIELD(AttentionPrepParams, index_dim),
+         FIELD(AttentionPrepParams, eps), FIELD(AttentionPrepParams, k_offset),
+         FIELD(AttentionPrepParams, v_offset), FIELD(AttentionPrepParams, raw_offset)}}},
       {"IndexPoolParams",
        {sizeof(IndexPoolParams),
         {FIELD(IndexPoolParams, index_dim), FIELD(IndexPoolParams, ratio), FIELD(IndexPoolParams, half),
-         FIELD(IndexPoolParams, section), FIELD(IndexPoolParams, attention_factor), FIELD(IndexPoolParams, eps),
-         FIELD(IndexPoolParams, raw_offset), FIELD(IndexPoolParams, pooled_offset), FIELD(IndexPoolParams, rotary_offset)}}},
+         FIELD(IndexPoolParams, section), FIELD(IndexPoolParams, attention_factor),
+         FIELD(IndexPoolParams, eps), FIELD(IndexPoolParams, raw_offset),
+         FIELD(IndexPoolParams, pooled_offset), FIELD(IndexPoolParams, rotary_offset)}}},
       {"IndexScoreParams",
        {sizeof(IndexScoreParams),
-        {FIELD(IndexScoreParams, index_n_heads), FIELD(IndexScoreParams, index_dim), FIELD(IndexScoreParams, ratio),
-         FIELD(IndexScoreParams, budget_blocks), FIELD(IndexScoreParams, first_row), FIELD(IndexScoreParams, stride),
+        {FIELD(IndexScoreParams, index_n_heads), FIELD(IndexScoreParams, index_dim),
+         FIELD(IndexScoreParams, ratio), FIELD(IndexScoreParams, budget_blocks),
+         FIELD(IndexScoreParams, first_row), FIELD(IndexScoreParams, stride),
          FIELD(IndexScoreParams, pooled_offset)}}},
       {"IndexSelectParams",
        {sizeof(IndexSelectParams),
-        {FIELD(IndexSelectParams, ratio), FIELD(IndexSelectParams, budget_blocks), FIELD(IndexSelectParams, first_row),
-         FIELD(IndexSelectParams, stride)}}},
+        {FIELD(IndexSelectParams, ratio), FIELD(IndexSelectParams, budget_blocks),
+         FIELD(IndexSelectParams, first_row), FIELD(IndexSelectParams, stride)}}},
       {"AttentionParams",
        {sizeof(AttentionParams),
-        {FIELD(AttentionParams, n_heads), FIELD(AttentionParams, n_kv_heads), FIELD(AttentionParams, head_dim),
-         FIELD(AttentionParams, ratio), FIELD(AttentionParams, budget_blocks), FIELD(AttentionParams, scale),
+        {FIELD(AttentionParams, n_heads), FIELD(AttentionParams, n_kv_heads),
+         FIELD(AttentionParams, head_dim), FIELD(AttentionParams, ratio),
+         FIELD(AttentionParams, budget_blocks), FIELD(AttentionParams, scale),
          FIELD(AttentionParams, k_offset), FIELD(AttentionParams, v_offset)}}},
       {"RouterParams", {sizeof(RouterParams), {FIELD(RouterParams, n_experts), FIELD(RouterParams, top_k)}}},
       {"GluParams",
@@ -157,9 +176,11 @@ std::map<std::string, Layout> params_layout() {
          FIELD(GluParams, codes_stride), FIELD(GluParams, scales_stride)}}},
       {"ExpertDownParams",
        {sizeof(ExpertDownParams),
-        {FIELD(ExpertDownParams, format), FIELD(ExpertDownParams, shared_format), FIELD(ExpertDownParams, hidden),
-         FIELD(ExpertDownParams, width), FIELD(ExpertDownParams, shared_width), FIELD(ExpertDownParams, top_k),
-         FIELD(ExpertDownParams, hc_count), FIELD(ExpertDownParams, codes_stride), FIELD(ExpertDownParams, scales_stride)}}},
+        {FIELD(ExpertDownParams, format), FIELD(ExpertDownParams, shared_format),
+         FIELD(ExpertDownParams, hidden), FIELD(ExpertDownParams, width),
+         FIELD(ExpertDownParams, shared_width), FIELD(ExpertDownParams, top_k),
+         FIELD(ExpertDownParams, hc_count), FIELD(ExpertDownParams, codes_stride),
+         FIELD(ExpertDownParams, scales_stride)}}},
       {"CopyRowsParams", {sizeof(CopyRowsParams), {FIELD(CopyRowsParams, width)}}},
       {"ArgmaxParams", {sizeof(ArgmaxParams), {FIELD(ArgmaxParams, vocab), FIELD(ArgmaxParams, n_valid)}}},
   };
@@ -172,31 +193,37 @@ using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::c
 }  // namespace
 
 void bind_testing(nb::module_& parent) {
-  nb::module_ m = parent.def_submodule("testing", "Single kernels, the sampler and the argument structs, for tests.");
+  nb::module_ m =
+      parent.def_submodule("testing", "Single kernels, the sampler and the argument structs, for tests.");
   m.def("run_kernel", &run_kernel, "device"_a, "name"_a, "grid"_a, "slots"_a, "params"_a,
         "relocate"_a = std::vector<std::tuple<int, size_t, int, size_t>>(), "repeat"_a = 1,
-        "Run one kernel over uint8 arrays, which are changed in place; relocate writes device addresses of slots into slots.");
+        "Run one kernel over uint8 arrays, which are changed in place; relocate writes device addresses of "
+        "slots into slots.");
   m.def("kernel_names", [](const DeviceRef& d) { return d->kernel_names(); }, "device"_a);
-  m.def("kernel_tile", [](const DeviceRef& d, const std::string& name) { return d->kernel(name).tile(); }, "device"_a, "name"_a);
+  m.def(
+      "kernel_tile", [](const DeviceRef& d, const std::string& name) { return d->kernel(name).tile(); },
+      "device"_a, "name"_a);
   m.def("params_layout", &params_layout, "Struct name -> (size, {field: (offset, size)}) of metal/params.h.");
-  m.def("draw",
-        [](const Logits& logits, int n_valid, const Sampling& s, int64_t position, const std::vector<int32_t>& prompt,
-           const std::vector<int32_t>& reply) {
-          TokenCounts counts;
-          counts.prompt.resize(static_cast<size_t>(n_valid));
-          counts.reply.resize(static_cast<size_t>(n_valid));
-          for (const int32_t t : prompt) ++counts.prompt.at(static_cast<size_t>(t));
-          for (const int32_t t : reply) ++counts.reply.at(static_cast<size_t>(t));
-          return draw({logits.data(), logits.size()}, n_valid, s, &counts, position);
-        },
-        "logits"_a, "n_valid"_a, "sampling"_a, "position"_a, "prompt"_a = std::vector<int32_t>(),
-        "reply"_a = std::vector<int32_t>(), "The reference sampler's draw.");
-  m.def("logprobs",
-        [](const Logits& logits, int n_valid, int32_t token, int n_top) {
-          const Logprobs l = logprobs({logits.data(), logits.size()}, n_valid, token, n_top);
-          return std::pair(l.chosen, l.top);
-        },
-        "logits"_a, "n_valid"_a, "token"_a, "n_top"_a);
+  m.def(
+      "draw",
+      [](const Logits& logits, int n_valid, const Sampling& s, int64_t position,
+         const std::vector<int32_t>& prompt, const std::vector<int32_t>& reply) {
+        TokenCounts counts;
+        counts.prompt.resize(static_cast<size_t>(n_valid));
+        counts.reply.resize(static_cast<size_t>(n_valid));
+        for (const int32_t t : prompt) ++counts.prompt.at(static_cast<size_t>(t));
+        for (const int32_t t : reply) ++counts.reply.at(static_cast<size_t>(t));
+        return draw({logits.data(), logits.size()}, n_valid, s, &counts, position);
+      },
+      "logits"_a, "n_valid"_a, "sampling"_a, "position"_a, "prompt"_a = std::vector<int32_t>(),
+      "reply"_a = std::vector<int32_t>(), "The reference sampler's draw.");
+  m.def(
+      "logprobs",
+      [](const Logits& logits, int n_valid, int32_t token, int n_top) {
+        const Logprobs l = logprobs({logits.data(), logits.size()}, n_valid, token, n_top);
+        return std::pair(l.chosen, l.top);
+      },
+      "logits"_a, "n_valid"_a, "token"_a, "n_top"_a);
   m.def("gumbel", &gumbel, "seed"_a, "position"_a, "id"_a);
   m.def("choice_seed", &choice_seed, "seed"_a, "choice"_a);
   m.def("exact_exp", &exact_exp, "x"_a);

@@ -1,7 +1,7 @@
 // The only door to a device: buffers, kernels, command buffers, events, residency and limits.
 //
-// Threads: a Device and its Buffers may be used from any thread; a CommandBuffer is recorded and committed by one. Work runs
-// in the order of commits. A Device outlives what it made.
+// Threads: a Device and its Buffers may be used from any thread; a CommandBuffer is recorded and committed by
+// one. Work runs in the order of commits. A Device outlives what it made.
 #pragma once
 
 #include <cstddef>
@@ -18,7 +18,8 @@
 
 namespace flashnext {
 
-// What a device can hold and how its arithmetic behaves. Bandwidths are estimates in bytes a second, 0 where unknown.
+// What a device can hold and how its arithmetic behaves. Bandwidths are estimates in bytes a second, 0 where
+// unknown.
 struct Limits {
   size_t working_set_bytes = 0;  // memory the plan may use
   size_t max_buffer_bytes = 0;
@@ -33,13 +34,13 @@ class Buffer {
  public:
   virtual ~Buffer() = default;
   virtual size_t size_bytes() const = 0;
-  virtual std::byte* host() const = 0;      // a wrapped file's bytes are read-only
-  virtual uint64_t address() const = 0;     // what tables on the device hold
+  virtual std::byte* host() const = 0;   // a wrapped file's bytes are read-only
+  virtual uint64_t address() const = 0;  // what tables on the device hold
 };
 using BufferRef = std::shared_ptr<Buffer>;
 
-// A place inside a buffer, borrowed: the buffer's owner keeps it until the work that uses the slice has run. An empty slice is
-// an unused slot.
+// A place inside a buffer, borrowed: the buffer's owner keeps it until the work that uses the slice has run.
+// An empty slice is an unused slot.
 struct Slice {
   Buffer* buffer = nullptr;
   size_t offset = 0;
@@ -57,7 +58,8 @@ struct Slice {
   uint64_t address() const { return buffer->address() + offset; }
 };
 
-// One compiled kernel of the device. `tile` is how many columns one grid step of its tiled axis covers, 1 where it has none.
+// One compiled kernel of the device. `tile` is how many columns one grid step of its tiled axis covers, 1
+// where it has none.
 class Kernel {
  public:
   virtual ~Kernel() = default;
@@ -76,13 +78,14 @@ class Event {
 };
 using EventRef = std::shared_ptr<Event>;
 
-// Dispatches between two barriers may overlap and run in any order; barrier() orders everything before it before everything
-// after it. Event waits and signals are barriers too.
+// Dispatches between two barriers may overlap and run in any order; barrier() orders everything before it
+// before everything after it. Event waits and signals are barriers too.
 class CommandBuffer {
  public:
   virtual ~CommandBuffer() = default;
 
-  // `slots` in the kernel's order; `params` is copied. The grid is an upper bound, true counts are read by the kernel.
+  // `slots` in the kernel's order; `params` is copied. The grid is an upper bound, true counts are read by
+  // the kernel.
   virtual void dispatch(const Kernel& kernel, Grid grid, std::span<const Slice> slots,
                         std::span<const std::byte> params) = 0;
   virtual void copy(const Slice& from, const Slice& to, size_t size_bytes) = 0;
@@ -93,8 +96,7 @@ class CommandBuffer {
   virtual void commit() = 0;
 
   template <class Params>
-  void dispatch(const Kernel& kernel, Grid grid, std::initializer_list<Slice> slots,
-                const Params& params) {
+  void dispatch(const Kernel& kernel, Grid grid, std::initializer_list<Slice> slots, const Params& params) {
     static_assert(std::is_trivially_copyable_v<Params>);
     dispatch(kernel, grid, std::span(slots.begin(), slots.size()), std::as_bytes(std::span(&params, 1)));
   }
@@ -119,7 +121,8 @@ class Device {
   virtual BufferRef allocate(size_t size_bytes) = 0;
   // A whole file, without a copy where the device can.
   virtual BufferRef wrap(std::shared_ptr<const MappedFile> file) = 0;
-  // Throws InvalidArgument for a name the device's kernel table lacks. The reference lives as long as the device.
+  // Throws InvalidArgument for a name the device's kernel table lacks. The reference lives as long as the
+  // device.
   virtual const Kernel& kernel(std::string_view name) const = 0;
   virtual std::vector<std::string> kernel_names() const = 0;
   virtual std::unique_ptr<CommandBuffer> command_buffer() = 0;

@@ -42,38 +42,44 @@ struct Launcher::Kernels {
         copy_rows(d.kernel("copy_rows_" + t)),
         argmax(d.kernel("argmax")) {}
 
-  const Kernel &embed, &matmul, &hc_norm, &hc_mix, &ngram_ids, &ngram_gather, &ple_gate, &ple_conv, &delta_conv,
-      &delta_prep, &delta_rule, &rope, &attention_prep, &index_pool, &index_score, &index_select, &attention,
-      &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows, &argmax;
+  const Kernel &embed, &matmul, &hc_norm, &hc_mix, &ngram_ids, &ngram_gather, &ple_gate, &ple_conv,
+      &delta_conv, &delta_prep, &delta_rule, &rope, &attention_prep, &index_pool, &index_score, &index_select,
+      &attention, &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows, &argmax;
 };
 
-Launcher::Launcher(const Device& device, DType dtype) : k_(std::make_shared<Kernels>(device, suffix(dtype))) {}
+Launcher::Launcher(const Device& device, DType dtype)
+    : k_(std::make_shared<Kernels>(device, suffix(dtype))) {}
 
-void Launcher::embed(CommandBuffer& cb, const Batch& b, const StoredMatrix& table, uint32_t hc_count, Slice streams) const {
+void Launcher::embed(CommandBuffer& cb, const Batch& b, const StoredMatrix& table, uint32_t hc_count,
+                     Slice streams) const {
   cb.dispatch(k_->embed, {b.max_rows}, {b.counts, b.rows, table.codes, table.scales, table.biases, streams},
               EmbedParams{table.format, table.n_in, hc_count});
 }
 
-void Launcher::matmul(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& w, Slice out, const Finish& f,
-                      CountIndex count) const {
-  cb.dispatch(k_->matmul, {tiles(w.n_out, k_->matmul)}, {b.counts, x, w.codes, w.scales, w.biases, out, f.gates},
+void Launcher::matmul(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& w, Slice out,
+                      const Finish& f, CountIndex count) const {
+  cb.dispatch(k_->matmul, {tiles(w.n_out, k_->matmul)},
+              {b.counts, x, w.codes, w.scales, w.biases, out, f.gates},
               MatmulParams{w.format, w.n_in, w.n_out, f.epilogue, count, f.hc_count, f.alpha, f.beta});
 }
 
-void Launcher::hc_norm(CommandBuffer& cb, const Batch& b, Slice streams, Slice gamma, Slice out, HcNormParams p) const {
+void Launcher::hc_norm(CommandBuffer& cb, const Batch& b, Slice streams, Slice gamma, Slice out,
+                       HcNormParams p) const {
   cb.dispatch(k_->hc_norm, {b.bound(CountIndex(p.count)), p.hc_count}, {b.counts, streams, gamma, out}, p);
 }
 
-void Launcher::hc_mix(CommandBuffer& cb, const Batch& b, Slice low, const StoredMatrix& up, Slice normed, Slice out,
-                      uint32_t hc_count, CountIndex count) const {
+void Launcher::hc_mix(CommandBuffer& cb, const Batch& b, Slice low, const StoredMatrix& up, Slice normed,
+                      Slice out, uint32_t hc_count, CountIndex count) const {
   const uint32_t hidden = up.n_out / hc_count;
-  cb.dispatch(k_->hc_mix, {tiles(hidden, k_->hc_mix)}, {b.counts, low, up.codes, up.scales, up.biases, normed, out},
+  cb.dispatch(k_->hc_mix, {tiles(hidden, k_->hc_mix)},
+              {b.counts, low, up.codes, up.scales, up.biases, normed, out},
               HcMixParams{up.format, hidden, hc_count, up.n_in, count});
 }
 
-void Launcher::ngram_ids(CommandBuffer& cb, const Batch& b, Slice multipliers, Slice sizes, Slice offsets, Slice ids,
-                         const NgramIdsParams& p) const {
-  cb.dispatch(k_->ngram_ids, {b.max_sequences}, {b.counts, b.sequences, b.rows, multipliers, sizes, offsets, ids}, p);
+void Launcher::ngram_ids(CommandBuffer& cb, const Batch& b, Slice multipliers, Slice sizes, Slice offsets,
+                         Slice ids, const NgramIdsParams& p) const {
+  cb.dispatch(k_->ngram_ids, {b.max_sequences},
+              {b.counts, b.sequences, b.rows, multipliers, sizes, offsets, ids}, p);
 }
 
 void Launcher::ngram_gather(CommandBuffer& cb, const Batch& b, Slice ids, Slice shards, Slice out,
@@ -81,14 +87,15 @@ void Launcher::ngram_gather(CommandBuffer& cb, const Batch& b, Slice ids, Slice 
   cb.dispatch(k_->ngram_gather, {b.max_rows}, {b.counts, ids, shards, out}, p);
 }
 
-void Launcher::ple_gate(CommandBuffer& cb, const Batch& b, Slice key, Slice value, Slice streams, Slice gamma_key,
-                        Slice gamma_query, Slice gamma_conv, Slice gated, Slice normed, const PleGateParams& p) const {
+void Launcher::ple_gate(CommandBuffer& cb, const Batch& b, Slice key, Slice value, Slice streams,
+                        Slice gamma_key, Slice gamma_query, Slice gamma_conv, Slice gated, Slice normed,
+                        const PleGateParams& p) const {
   cb.dispatch(k_->ple_gate, {b.max_rows},
               {b.counts, key, value, streams, gamma_key, gamma_query, gamma_conv, gated, normed}, p);
 }
 
-void Launcher::ple_conv(CommandBuffer& cb, const Batch& b, Slice normed, Slice gated, Slice taps, Slice streams,
-                        const PleConvParams& p) const {
+void Launcher::ple_conv(CommandBuffer& cb, const Batch& b, Slice normed, Slice gated, Slice taps,
+                        Slice streams, const PleConvParams& p) const {
   cb.dispatch(k_->ple_conv, {b.max_sequences, tiles(p.width, k_->ple_conv)},
               {b.counts, b.sequences, normed, gated, taps, streams}, p);
 }
@@ -99,36 +106,40 @@ void Launcher::delta_conv(CommandBuffer& cb, const Batch& b, Slice x, Slice taps
               {b.counts, b.sequences, x, taps, out}, p);
 }
 
-void Launcher::delta_prep(CommandBuffer& cb, const Batch& b, Slice conv, Slice beta_in, Slice decay_in, Slice rate,
-                          Slice dt_bias, Slice q, Slice k, Slice beta, Slice decay, const DeltaPrepParams& p) const {
+void Launcher::delta_prep(CommandBuffer& cb, const Batch& b, Slice conv, Slice beta_in, Slice decay_in,
+                          Slice rate, Slice dt_bias, Slice q, Slice k, Slice beta, Slice decay,
+                          const DeltaPrepParams& p) const {
   cb.dispatch(k_->delta_prep, {b.max_rows},
               {b.counts, conv, beta_in, decay_in, rate, dt_bias, q, k, beta, decay}, p);
 }
 
-void Launcher::delta_rule(CommandBuffer& cb, const Batch& b, Slice q, Slice k, Slice conv, Slice beta, Slice decay,
-                          Slice z, Slice norm, Slice out, const DeltaRuleParams& p) const {
+void Launcher::delta_rule(CommandBuffer& cb, const Batch& b, Slice q, Slice k, Slice conv, Slice beta,
+                          Slice decay, Slice z, Slice norm, Slice out, const DeltaRuleParams& p) const {
   cb.dispatch(k_->delta_rule, {b.max_sequences, p.v_heads},
               {b.counts, b.sequences, q, k, conv, beta, decay, z, norm, out}, p);
 }
 
-void Launcher::rope(CommandBuffer& cb, const Batch& b, Slice inv_freq, Slice cos, Slice sin, const RopeParams& p) const {
+void Launcher::rope(CommandBuffer& cb, const Batch& b, Slice inv_freq, Slice cos, Slice sin,
+                    const RopeParams& p) const {
   cb.dispatch(k_->rope, {b.max_rows}, {b.counts, b.sequences, b.rows, inv_freq, cos, sin}, p);
 }
 
 void Launcher::attention_prep(CommandBuffer& cb, const Batch& b, Slice qg, Slice k, Slice v, Slice index_qk,
-                              Slice gamma_q, Slice gamma_k, Slice gamma_index_q, Slice cos, Slice sin, Slice q,
-                              Slice index_q, const AttentionPrepParams& p) const {
+                              Slice gamma_q, Slice gamma_k, Slice gamma_index_q, Slice cos, Slice sin,
+                              Slice q, Slice index_q, const AttentionPrepParams& p) const {
   cb.dispatch(k_->attention_prep, {b.max_rows},
-              {b.counts, b.sequences, b.rows, qg, k, v, index_qk, gamma_q, gamma_k, gamma_index_q, cos, sin, q, index_q},
+              {b.counts, b.sequences, b.rows, qg, k, v, index_qk, gamma_q, gamma_k, gamma_index_q, cos, sin,
+               q, index_q},
               p);
 }
 
-void Launcher::index_pool(CommandBuffer& cb, const Batch& b, Slice gamma, Slice inv_freq, const IndexPoolParams& p) const {
+void Launcher::index_pool(CommandBuffer& cb, const Batch& b, Slice gamma, Slice inv_freq,
+                          const IndexPoolParams& p) const {
   cb.dispatch(k_->index_pool, {b.max_rows}, {b.counts, b.sequences, b.rows, gamma, inv_freq}, p);
 }
 
-void Launcher::index_score(CommandBuffer& cb, const Batch& b, Slice index_q, Slice scores, uint32_t max_blocks,
-                           uint32_t n_rows, const IndexScoreParams& p) const {
+void Launcher::index_score(CommandBuffer& cb, const Batch& b, Slice index_q, Slice scores,
+                           uint32_t max_blocks, uint32_t n_rows, const IndexScoreParams& p) const {
   cb.dispatch(k_->index_score, {tiles(max_blocks, k_->index_score), n_rows},
               {b.counts, b.sequences, b.rows, index_q, scores}, p);
 }
@@ -138,8 +149,8 @@ void Launcher::index_select(CommandBuffer& cb, const Batch& b, Slice scores, Sli
   cb.dispatch(k_->index_select, {n_rows}, {b.counts, b.rows, scores, blocks, n_selected}, p);
 }
 
-void Launcher::attention(CommandBuffer& cb, const Batch& b, Slice q, Slice qg, Slice blocks, Slice n_selected, Slice out,
-                         const AttentionParams& p) const {
+void Launcher::attention(CommandBuffer& cb, const Batch& b, Slice q, Slice qg, Slice blocks, Slice n_selected,
+                         Slice out, const AttentionParams& p) const {
   const uint32_t group = p.n_heads / p.n_kv_heads;  // a tile of heads never spans two kv heads
   cb.dispatch(k_->attention, {b.max_rows, p.n_kv_heads * tiles(group, k_->attention)},
               {b.counts, b.sequences, b.rows, q, qg, blocks, n_selected, out}, p);
@@ -150,42 +161,46 @@ void Launcher::router_topk(CommandBuffer& cb, const Batch& b, Slice logits, Slic
   cb.dispatch(k_->router_topk, {b.max_rows}, {b.counts, logits, ids, weights}, p);
 }
 
-void Launcher::expert_sort(CommandBuffer& cb, const Batch& b, Slice ids, Slice active, Slice starts, Slice pairs,
-                           const RouterParams& p) const {
+void Launcher::expert_sort(CommandBuffer& cb, const Batch& b, Slice ids, Slice active, Slice starts,
+                           Slice pairs, const RouterParams& p) const {
   cb.dispatch(k_->expert_sort, {1}, {b.counts, ids, active, starts, pairs}, p);
 }
 
-void Launcher::expert_gate_up(CommandBuffer& cb, const Batch& b, Slice active, Slice starts, Slice pairs, Slice x,
-                              const StoredMatrix& gate, const StoredMatrix& up, Slice act, const RouterParams& p) const {
+void Launcher::expert_gate_up(CommandBuffer& cb, const Batch& b, Slice active, Slice starts, Slice pairs,
+                              Slice x, const StoredMatrix& gate, const StoredMatrix& up, Slice act,
+                              const RouterParams& p) const {
   const uint32_t max_active = std::min(p.n_experts, b.max_rows * p.top_k);
   cb.dispatch(k_->expert_gate_up, {tiles(gate.n_out, k_->expert_gate_up), max_active},
-              {b.counts, active, starts, pairs, x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases,
-               act},
+              {b.counts, active, starts, pairs, x, gate.codes, gate.scales, gate.biases, up.codes, up.scales,
+               up.biases, act},
               GluParams{gate.format, gate.n_in, gate.n_out, p.top_k, gate.codes_stride, gate.scales_stride});
 }
 
-void Launcher::glu(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& gate, const StoredMatrix& up,
-                   Slice act) const {
+void Launcher::glu(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& gate,
+                   const StoredMatrix& up, Slice act) const {
   cb.dispatch(k_->glu, {tiles(gate.n_out, k_->glu)},
               {b.counts, x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, act},
               GluParams{gate.format, gate.n_in, gate.n_out, 1, 0, 0});
 }
 
-void Launcher::expert_down(CommandBuffer& cb, const Batch& b, Slice active, Slice starts, Slice pairs, Slice weights,
-                           Slice act, const StoredMatrix& down, Slice shared_act, const StoredMatrix& shared_down,
-                           Slice shared_gate, Slice gates, Slice streams, uint32_t top_k, uint32_t hc_count) const {
-  cb.dispatch(k_->expert_down, {tiles(down.n_out, k_->expert_down)},
-              {b.counts, active, starts, pairs, weights, act, down.codes, down.scales, down.biases, shared_act,
-               shared_down.codes, shared_down.scales, shared_down.biases, shared_gate, gates, streams},
-              ExpertDownParams{down.format, shared_down.format, down.n_out, down.n_in, shared_down.n_in, top_k, hc_count,
-                               down.codes_stride, down.scales_stride});
+void Launcher::expert_down(CommandBuffer& cb, const Batch& b, Slice active, Slice starts, Slice pairs,
+                           Slice weights, Slice act, const StoredMatrix& down, Slice shared_act,
+                           const StoredMatrix& shared_down, Slice shared_gate, Slice gates, Slice streams,
+                           uint32_t top_k, uint32_t hc_count) const {
+  cb.dispatch(
+      k_->expert_down, {tiles(down.n_out, k_->expert_down)},
+      {b.counts, active, starts, pairs, weights, act, down.codes, down.scales, down.biases, shared_act,
+       shared_down.codes, shared_down.scales, shared_down.biases, shared_gate, gates, streams},
+      ExpertDownParams{down.format, shared_down.format, down.n_out, down.n_in, shared_down.n_in, top_k,
+                       hc_count, down.codes_stride, down.scales_stride});
 }
 
 void Launcher::copy_rows(CommandBuffer& cb, const Batch& b, Slice source, Slice out, uint32_t width) const {
   cb.dispatch(k_->copy_rows, {b.max_logits}, {b.counts, b.logit_rows, source, out}, CopyRowsParams{width});
 }
 
-void Launcher::argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const ArgmaxParams& p) const {
+void Launcher::argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out,
+                      const ArgmaxParams& p) const {
   cb.dispatch(k_->argmax, {b.max_logits}, {b.counts, logits, out}, p);
 }
 

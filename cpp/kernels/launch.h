@@ -1,6 +1,7 @@
 // Launchers: each records one kernel of metal/params.h with its grid, slots and argument struct.
 //
-// A caller passes upper bounds of rows and sequences; the kernels read the true counts. Launchers never record barriers.
+// A caller passes upper bounds of rows and sequences; the kernels read the true counts. Launchers never
+// record barriers.
 #pragma once
 
 #include <cstdint>
@@ -42,48 +43,57 @@ class Launcher {
   // Resolves every kernel of the activation type; throws InvalidArgument where the device lacks one.
   Launcher(const Device& device, DType dtype);
 
-  void embed(CommandBuffer& cb, const Batch& b, const StoredMatrix& table, uint32_t hc_count, Slice streams) const;
-  void matmul(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& w, Slice out, const Finish& finish = {},
-              CountIndex count = kCountRows) const;
-  void hc_norm(CommandBuffer& cb, const Batch& b, Slice streams, Slice gamma, Slice out, HcNormParams p) const;
+  void embed(CommandBuffer& cb, const Batch& b, const StoredMatrix& table, uint32_t hc_count,
+             Slice streams) const;
+  void matmul(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& w, Slice out,
+              const Finish& finish = {}, CountIndex count = kCountRows) const;
+  void hc_norm(CommandBuffer& cb, const Batch& b, Slice streams, Slice gamma, Slice out,
+               HcNormParams p) const;
   void hc_mix(CommandBuffer& cb, const Batch& b, Slice low, const StoredMatrix& up, Slice normed, Slice out,
               uint32_t hc_count, CountIndex count) const;
 
   void ngram_ids(CommandBuffer& cb, const Batch& b, Slice multipliers, Slice sizes, Slice offsets, Slice ids,
                  const NgramIdsParams& p) const;
-  void ngram_gather(CommandBuffer& cb, const Batch& b, Slice ids, Slice shards, Slice out, const NgramGatherParams& p) const;
+  void ngram_gather(CommandBuffer& cb, const Batch& b, Slice ids, Slice shards, Slice out,
+                    const NgramGatherParams& p) const;
   void ple_gate(CommandBuffer& cb, const Batch& b, Slice key, Slice value, Slice streams, Slice gamma_key,
                 Slice gamma_query, Slice gamma_conv, Slice gated, Slice normed, const PleGateParams& p) const;
   void ple_conv(CommandBuffer& cb, const Batch& b, Slice normed, Slice gated, Slice taps, Slice streams,
                 const PleConvParams& p) const;
 
-  void delta_conv(CommandBuffer& cb, const Batch& b, Slice x, Slice taps, Slice out, const DeltaConvParams& p) const;
-  void delta_prep(CommandBuffer& cb, const Batch& b, Slice conv, Slice beta_in, Slice decay_in, Slice rate, Slice dt_bias,
-                  Slice q, Slice k, Slice beta, Slice decay, const DeltaPrepParams& p) const;
-  void delta_rule(CommandBuffer& cb, const Batch& b, Slice q, Slice k, Slice conv, Slice beta, Slice decay, Slice z,
-                  Slice norm, Slice out, const DeltaRuleParams& p) const;
+  void delta_conv(CommandBuffer& cb, const Batch& b, Slice x, Slice taps, Slice out,
+                  const DeltaConvParams& p) const;
+  void delta_prep(CommandBuffer& cb, const Batch& b, Slice conv, Slice beta_in, Slice decay_in, Slice rate,
+                  Slice dt_bias, Slice q, Slice k, Slice beta, Slice decay, const DeltaPrepParams& p) const;
+  void delta_rule(CommandBuffer& cb, const Batch& b, Slice q, Slice k, Slice conv, Slice beta, Slice decay,
+                  Slice z, Slice norm, Slice out, const DeltaRuleParams& p) const;
 
-  void rope(CommandBuffer& cb, const Batch& b, Slice inv_freq, Slice cos, Slice sin, const RopeParams& p) const;
-  void attention_prep(CommandBuffer& cb, const Batch& b, Slice qg, Slice k, Slice v, Slice index_qk, Slice gamma_q,
-                      Slice gamma_k, Slice gamma_index_q, Slice cos, Slice sin, Slice q, Slice index_q,
-                      const AttentionPrepParams& p) const;
-  void index_pool(CommandBuffer& cb, const Batch& b, Slice gamma, Slice inv_freq, const IndexPoolParams& p) const;
-  void index_score(CommandBuffer& cb, const Batch& b, Slice index_q, Slice scores, uint32_t max_blocks, uint32_t n_rows,
-                   const IndexScoreParams& p) const;
-  void index_select(CommandBuffer& cb, const Batch& b, Slice scores, Slice blocks, Slice n_selected, uint32_t n_rows,
-                    const IndexSelectParams& p) const;
-  void attention(CommandBuffer& cb, const Batch& b, Slice q, Slice qg, Slice blocks, Slice n_selected, Slice out,
-                 const AttentionParams& p) const;
+  void rope(CommandBuffer& cb, const Batch& b, Slice inv_freq, Slice cos, Slice sin,
+            const RopeParams& p) const;
+  void attention_prep(CommandBuffer& cb, const Batch& b, Slice qg, Slice k, Slice v, Slice index_qk,
+                      Slice gamma_q, Slice gamma_k, Slice gamma_index_q, Slice cos, Slice sin, Slice q,
+                      Slice index_q, const AttentionPrepParams& p) const;
+  void index_pool(CommandBuffer& cb, const Batch& b, Slice gamma, Slice inv_freq,
+                  const IndexPoolParams& p) const;
+  void index_score(CommandBuffer& cb, const Batch& b, Slice index_q, Slice scores, uint32_t max_blocks,
+                   uint32_t n_rows, const IndexScoreParams& p) const;
+  void index_select(CommandBuffer& cb, const Batch& b, Slice scores, Slice blocks, Slice n_selected,
+                    uint32_t n_rows, const IndexSelectParams& p) const;
+  void attention(CommandBuffer& cb, const Batch& b, Slice q, Slice qg, Slice blocks, Slice n_selected,
+                 Slice out, const AttentionParams& p) const;
 
-  void router_topk(CommandBuffer& cb, const Batch& b, Slice logits, Slice ids, Slice weights, const RouterParams& p) const;
+  void router_topk(CommandBuffer& cb, const Batch& b, Slice logits, Slice ids, Slice weights,
+                   const RouterParams& p) const;
   void expert_sort(CommandBuffer& cb, const Batch& b, Slice ids, Slice active, Slice starts, Slice pairs,
                    const RouterParams& p) const;
   void expert_gate_up(CommandBuffer& cb, const Batch& b, Slice active, Slice starts, Slice pairs, Slice x,
-                      const StoredMatrix& gate, const StoredMatrix& up, Slice act, const RouterParams& p) const;
-  void glu(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& gate, const StoredMatrix& up, Slice act) const;
-  void expert_down(CommandBuffer& cb, const Batch& b, Slice active, Slice starts, Slice pairs, Slice weights, Slice act,
-                   const StoredMatrix& down, Slice shared_act, const StoredMatrix& shared_down, Slice shared_gate,
-                   Slice gates, Slice streams, uint32_t top_k, uint32_t hc_count) const;
+                      const StoredMatrix& gate, const StoredMatrix& up, Slice act,
+                      const RouterParams& p) const;
+  void glu(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& gate, const StoredMatrix& up,
+           Slice act) const;
+  void expert_down(CommandBuffer& cb, const Batch& b, Slice active, Slice starts, Slice pairs, Slice weights,
+                   Slice act, const StoredMatrix& down, Slice shared_act, const StoredMatrix& shared_down,
+                   Slice shared_gate, Slice gates, Slice streams, uint32_t top_k, uint32_t hc_count) const;
 
   void copy_rows(CommandBuffer& cb, const Batch& b, Slice source, Slice out, uint32_t width) const;
   void argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const ArgmaxParams& p) const;

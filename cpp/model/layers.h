@@ -9,8 +9,8 @@
 namespace flashnext {
 
 struct Model::HyperConnection {
-  Slice norm;                       // float[W]
-  StoredMatrix down, up;            // [rank, W], [W, rank]
+  Slice norm;                          // float[W]
+  StoredMatrix down, up;               // [rank, W], [W, rank]
   std::optional<StoredMatrix> inject;  // [S, W]; the final mixer has none
 };
 
@@ -49,16 +49,17 @@ struct Model::Layer {
 
 // R rows of everything a pass computes between its barriers. T values unless said otherwise.
 struct Model::Scratch {
-  Slice streams, normed, low, gates, mixed;                               // [R, W], [R, W], [R, rank], float[R, S], [R, D]
-  Slice qkv, conv, z, b, a, q, k, beta, decay, core;                      // DeltaNet; b, a, q, k, beta, decay float
-  Slice qg, key, value, index_qk, query, index_q, cos, sin, attended;     // attention; cos, sin float
-  Slice scores, blocks, n_selected;                                       // selection: float, int32, int32
+  Slice streams, normed, low, gates, mixed;           // [R, W], [R, W], [R, rank], float[R, S], [R, D]
+  Slice qkv, conv, z, b, a, q, k, beta, decay, core;  // DeltaNet; b, a, q, k, beta, decay float
+  Slice qg, key, value, index_qk, query, index_q, cos, sin, attended;  // attention; cos, sin float
+  Slice scores, blocks, n_selected;                                    // selection: float, int32, int32
   Slice router, ids, weights, active, starts, pairs, act, shared_act, shared_gate;
   Slice ngram_ids, embedding, ple_key, ple_value, gated, ple_normed;
-  Slice last_streams, last_normed, last_low, last_mixed;                  // [L, ...]
+  Slice last_streams, last_normed, last_low, last_mixed;  // [L, ...]
 };
 
-// Rows whose block scores are held at a time: scores of all blocks of the context for a whole prompt chunk would be large.
+// Rows whose block scores are held at a time: scores of all blocks of the context for a whole prompt chunk
+// would be large.
 constexpr uint32_t kScoredRows = 64;
 
 }  // namespace flashnext

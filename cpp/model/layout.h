@@ -18,8 +18,8 @@ struct PageLayout {
   struct Layer {
     uint32_t k, v, raw, pooled;
   };
-  uint32_t rotary = 0;         // int32[kPageTokens, 3]
-  std::vector<Layer> layers;   // by attention layer
+  uint32_t rotary = 0;        // int32[kPageTokens, 3]
+  std::vector<Layer> layers;  // by attention layer
   size_t size_bytes = 0;
 };
 
@@ -29,8 +29,8 @@ struct StateLayout {
   StateLayout(const Config& config, DType dtype, int max_window);
 
   struct Delta {
-    uint32_t state, conv;                                       // in the block
-    uint32_t row_conv, row_k, row_v, row_beta, row_decay;       // in the unsettled inputs
+    uint32_t state, conv;                                  // in the block
+    uint32_t row_conv, row_k, row_v, row_beta, row_decay;  // in the unsettled inputs
   };
   struct Ple {
     uint32_t tokens, conv;

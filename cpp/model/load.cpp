@@ -19,13 +19,15 @@ Model::Model(DeviceRef device, Config config, std::unique_ptr<Weights> weights, 
       launch_(*device_, options_.dtype) {
   const Config& c = config_;
   if (options_.inv_freq.size() != static_cast<size_t>(c.rotary_dim / 2)) {
-    throw InvalidArgument("inv_freq has " + std::to_string(options_.inv_freq.size()) + " frequencies, expected " +
-                          std::to_string(c.rotary_dim / 2));
+    throw InvalidArgument("inv_freq has " + std::to_string(options_.inv_freq.size()) +
+                          " frequencies, expected " + std::to_string(c.rotary_dim / 2));
   }
-  if (options_.context <= 0 || options_.max_chunk < 1 || options_.max_chunk > 2048 || options_.max_window < 1 ||
-      options_.max_window > options_.max_round || options_.max_round > 64 || options_.max_sequences < 1) {
-    throw InvalidArgument("model options: context must be positive, max_chunk 1 to 2048, max_window 1 to max_round, "
-                          "max_round at most 64, max_sequences positive");
+  if (options_.context <= 0 || options_.max_chunk < 1 || options_.max_chunk > 2048 ||
+      options_.max_window < 1 || options_.max_window > options_.max_round || options_.max_round > 64 ||
+      options_.max_sequences < 1) {
+    throw InvalidArgument(
+        "model options: context must be positive, max_chunk 1 to 2048, max_window 1 to max_round, "
+        "max_round at most 64, max_sequences positive");
   }
   owned_.push_back(device_->allocate(options_.inv_freq.size() * sizeof(float)));
   inv_freq_ = owned_.back();
@@ -100,7 +102,8 @@ Model::Attention Model::attention(const std::string& at) {
   a.k = weights_->matrix(at + "k_proj", c.n_kv_heads * c.head_dim, c.hidden_size);
   a.v = weights_->matrix(at + "v_proj", c.n_kv_heads * c.head_dim, c.hidden_size);
   a.out = weights_->matrix(at + "o_proj", c.hidden_size, c.n_heads * c.head_dim);
-  a.index = weights_->matrix(at + "indexer.index_qk_proj", (c.index_n_heads + 1) * c.index_head_dim, c.hidden_size);
+  a.index =
+      weights_->matrix(at + "indexer.index_qk_proj", (c.index_n_heads + 1) * c.index_head_dim, c.hidden_size);
   a.q_norm = {weights_->vector(at + "q_norm.weight", c.head_dim, true), 0};
   a.k_norm = {weights_->vector(at + "k_norm.weight", c.head_dim, true), 0};
   a.index_q_norm = {weights_->vector(at + "indexer.q_layernorm.weight", c.index_head_dim, true), 0};
@@ -120,8 +123,11 @@ Model::Experts Model::experts(const std::string& at) {
   e.shared_down = weights_->matrix(at + "shared_expert.down_proj", c.hidden_size, c.shared_width);
   e.shared_gate = weights_->matrix(at + "shared_expert_gate", 1, c.hidden_size);
   const auto same = [&](const StoredMatrix& x, const StoredMatrix& y, const std::string& what) {
-    if (x.format.bits == y.format.bits && x.format.group == y.format.group && x.codes_stride == y.codes_stride) return;
-    throw InvalidArgument("tensors " + at + what + ".gate_proj and up_proj differ in bits or group; the kernel reads both alike");
+    if (x.format.bits == y.format.bits && x.format.group == y.format.group &&
+        x.codes_stride == y.codes_stride)
+      return;
+    throw InvalidArgument("tensors " + at + what +
+                          ".gate_proj and up_proj differ in bits or group; the kernel reads both alike");
   };
   same(e.gate, e.up, "experts");
   same(e.shared_gate_proj, e.shared_up, "shared_expert");
@@ -153,7 +159,8 @@ Model::Ple Model::ple(const std::string& at, int index) {
     const StoredMatrix m =
         weights_->matrix(at + "ple_embedding.ngram_embedding.shard_" + std::to_string(s), shard_rows, width);
     if (s > 0 && (m.format.bits != p.gather.format.bits || m.format.group != p.gather.format.group)) {
-      throw InvalidArgument("tensors " + at + "ple_embedding.ngram_embedding.shard_* differ in bits or group");
+      throw InvalidArgument("tensors " + at +
+                            "ple_embedding.ngram_embedding.shard_* differ in bits or group");
     }
     p.gather.format = m.format;
     for (const Slice& part : {m.codes, m.scales, m.biases}) {
@@ -171,8 +178,10 @@ Model::Ple Model::ple(const std::string& at, int index) {
 
 void Model::allocate_scratch() {
   const Config& c = config_;
-  const size_t R = static_cast<size_t>(max_rows()), L = static_cast<size_t>(options_.max_round), t = size_bytes(options_.dtype), f = 4;
-  const size_t W = static_cast<size_t>(c.width()), D = static_cast<size_t>(c.hidden_size), S = static_cast<size_t>(c.hc_count);
+  const size_t R = static_cast<size_t>(max_rows()), L = static_cast<size_t>(options_.max_round),
+               t = size_bytes(options_.dtype), f = 4;
+  const size_t W = static_cast<size_t>(c.width()), D = static_cast<size_t>(c.hidden_size),
+               S = static_cast<size_t>(c.hc_count);
   const auto n = [](int a, int b = 1) { return static_cast<size_t>(a) * static_cast<size_t>(b); };
   s_ = std::make_unique<Scratch>();
   Scratch& s = *s_;

@@ -46,7 +46,8 @@ void Model::record_rows(CommandBuffer& cb, const PassBounds& bounds) const {
 // Leaves the block input in s_->mixed and the write gates in s_->gates.
 void Model::read(CommandBuffer& cb, const Batch& b, const HyperConnection& hc) const {
   const Config& c = config_;
-  launch_.hc_norm(cb, b, s_->streams, hc.norm, s_->normed, {u(c.hidden_size), u(c.hc_count), kCountRows, c.rms_eps});
+  launch_.hc_norm(cb, b, s_->streams, hc.norm, s_->normed,
+                  {u(c.hidden_size), u(c.hc_count), kCountRows, c.rms_eps});
   cb.barrier();
   const float alpha = 1.0f / static_cast<float>(c.hc_count);
   launch_.matmul(cb, b, s_->normed, hc.down, s_->low, {kSilu, alpha});
@@ -59,16 +60,17 @@ void Model::read(CommandBuffer& cb, const Batch& b, const HyperConnection& hc) c
 void Model::record_ple(CommandBuffer& cb, const Batch& b, const Ple& p) const {
   const Config& c = config_;
   // The ids need nothing but tokens; for the first layers this overlaps with what is before.
-  launch_.ngram_ids(cb, b, p.multipliers, p.sizes, p.offsets, s_->ngram_ids,
-                    {u(c.ngram_size), u(c.heads_per_ngram), c.segment_token, p.state.tokens, p.state.row_tokens});
+  launch_.ngram_ids(
+      cb, b, p.multipliers, p.sizes, p.offsets, s_->ngram_ids,
+      {u(c.ngram_size), u(c.heads_per_ngram), c.segment_token, p.state.tokens, p.state.row_tokens});
   cb.barrier();
   launch_.ngram_gather(cb, b, s_->ngram_ids, p.shards, s_->embedding, p.gather);
   cb.barrier();
   launch_.matmul(cb, b, s_->embedding, p.key, s_->ple_key);
   launch_.matmul(cb, b, s_->embedding, p.value, s_->ple_value);
   cb.barrier();
-  launch_.ple_gate(cb, b, s_->ple_key, s_->ple_value, s_->streams, p.norm_key, p.norm_query, p.norm_conv, s_->gated,
-                   s_->ple_normed, {u(c.hidden_size), u(c.hc_count), c.rms_eps});
+  launch_.ple_gate(cb, b, s_->ple_key, s_->ple_value, s_->streams, p.norm_key, p.norm_query, p.norm_conv,
+                   s_->gated, s_->ple_normed, {u(c.hidden_size), u(c.hc_count), c.rms_eps});
   cb.barrier();
   launch_.ple_conv(cb, b, s_->ple_normed, s_->gated, p.taps, s_->streams,
                    {u(c.width()), u(c.ple_conv), u(c.ngram_size), p.state.conv, p.state.row_conv});
@@ -83,19 +85,22 @@ void Model::record_delta(CommandBuffer& cb, const Batch& b, const Layer& layer) 
   launch_.matmul(cb, b, s_->mixed, d.b, s_->b, {kStoreF32});
   launch_.matmul(cb, b, s_->mixed, d.a, s_->a, {kStoreF32});
   cb.barrier();
-  launch_.delta_conv(cb, b, s_->qkv, d.taps, s_->conv, {u(c.conv_channels()), u(c.linear_conv), at.conv, at.row_conv});
+  launch_.delta_conv(cb, b, s_->qkv, d.taps, s_->conv,
+                     {u(c.conv_channels()), u(c.linear_conv), at.conv, at.row_conv});
   cb.barrier();
   launch_.delta_prep(cb, b, s_->conv, s_->b, s_->a, d.rate, d.dt_bias, s_->q, s_->k, s_->beta, s_->decay,
                      {u(c.linear_k_heads), u(c.linear_v_heads), u(c.linear_k_dim), u(c.linear_v_dim)});
   cb.barrier();
-  launch_.delta_rule(cb, b, s_->q, s_->k, s_->conv, s_->beta, s_->decay, s_->z, d.norm, s_->core,
-                     {u(c.linear_k_heads), u(c.linear_v_heads), u(c.linear_k_dim), u(c.linear_v_dim),
-                      c.output_gate == "silu", c.rms_eps, at.state, at.row_k, at.row_v, at.row_beta, at.row_decay});
+  launch_.delta_rule(
+      cb, b, s_->q, s_->k, s_->conv, s_->beta, s_->decay, s_->z, d.norm, s_->core,
+      {u(c.linear_k_heads), u(c.linear_v_heads), u(c.linear_k_dim), u(c.linear_v_dim),
+       c.output_gate == "silu", c.rms_eps, at.state, at.row_k, at.row_v, at.row_beta, at.row_decay});
   cb.barrier();
   launch_.matmul(cb, b, s_->core, d.out, s_->streams, {kResidual, 1, 1, s_->gates, u(c.hc_count)});
 }
 
-void Model::record_attention(CommandBuffer& cb, const Batch& b, const Layer& layer, const PassBounds& bounds) const {
+void Model::record_attention(CommandBuffer& cb, const Batch& b, const Layer& layer,
+                             const PassBounds& bounds) const {
   const Config& c = config_;
   const Attention& a = *layer.attention;
   const PageLayout::Layer& at = layer.page;
@@ -105,12 +110,13 @@ void Model::record_attention(CommandBuffer& cb, const Batch& b, const Layer& lay
   launch_.matmul(cb, b, s_->mixed, a.v, s_->value);
   launch_.matmul(cb, b, s_->mixed, a.index, s_->index_qk);
   cb.barrier();
-  launch_.attention_prep(cb, b, s_->qg, s_->key, s_->value, s_->index_qk, a.q_norm, a.k_norm, a.index_q_norm, s_->cos,
-                         s_->sin, s_->query, s_->index_q,
-                         {u(c.n_heads), u(c.n_kv_heads), u(c.head_dim), half, u(c.index_n_heads), u(c.index_head_dim),
-                          c.rms_eps, at.k, at.v, at.raw});
+  launch_.attention_prep(cb, b, s_->qg, s_->key, s_->value, s_->index_qk, a.q_norm, a.k_norm, a.index_q_norm,
+                         s_->cos, s_->sin, s_->query, s_->index_q,
+                         {u(c.n_heads), u(c.n_kv_heads), u(c.head_dim), half, u(c.index_n_heads),
+                          u(c.index_head_dim), c.rms_eps, at.k, at.v, at.raw});
   cb.barrier();
-  IndexPoolParams pool = {u(c.index_head_dim), ratio, half, {}, options_.attention_factor, c.rms_eps, at.raw, at.pooled, page_.rotary};
+  IndexPoolParams pool = {u(c.index_head_dim), ratio,  half,      {},          options_.attention_factor,
+                          c.rms_eps,           at.raw, at.pooled, page_.rotary};
   for (size_t i = 0; i < 3; ++i) pool.section[i] = u(c.mrope_section[i]);
   launch_.index_pool(cb, b, a.index_k_norm, inv_freq_, pool);
   cb.barrier();
@@ -162,10 +168,11 @@ void Model::record_logits(CommandBuffer& cb, uint32_t n_logits, uint32_t n_valid
   launch_.hc_norm(cb, b, s_->last_streams, mixer_->norm, s_->last_normed,
                   {u(c.hidden_size), u(c.hc_count), kCountLogits, c.rms_eps});
   cb.barrier();
-  launch_.matmul(cb, b, s_->last_normed, mixer_->down, s_->last_low, {kSilu, 1.0f / static_cast<float>(c.hc_count)},
-                 kCountLogits);
+  launch_.matmul(cb, b, s_->last_normed, mixer_->down, s_->last_low,
+                 {kSilu, 1.0f / static_cast<float>(c.hc_count)}, kCountLogits);
   cb.barrier();
-  launch_.hc_mix(cb, b, s_->last_low, mixer_->up, s_->last_normed, s_->last_mixed, u(c.hc_count), kCountLogits);
+  launch_.hc_mix(cb, b, s_->last_low, mixer_->up, s_->last_normed, s_->last_mixed, u(c.hc_count),
+                 kCountLogits);
   cb.barrier();
   launch_.matmul(cb, b, s_->last_mixed, head_, logits_, {kStoreF32}, kCountLogits);
   cb.barrier();

@@ -34,7 +34,8 @@ struct PassBounds {
 // The loaded model: weights, scratch and the tables of a pass. One pass at a time uses the scratch.
 class Model {
  public:
-  // Checks config and tensors, places weights and allocates scratch. Throws InvalidArgument or OutOfMemory; nothing stays.
+  // Checks config and tensors, places weights and allocates scratch. Throws InvalidArgument or OutOfMemory;
+  // nothing stays.
   Model(DeviceRef device, Config config, std::unique_ptr<Weights> weights, ModelOptions options);
   ~Model();
 
@@ -43,8 +44,8 @@ class Model {
   const ModelOptions& options() const { return options_; }
   const PageLayout& page_layout() const { return page_; }
   const StateLayout& state_layout() const { return state_; }
-  size_t weight_bytes() const;   // mapped and copied
-  size_t copied_bytes() const;   // of them copied
+  size_t weight_bytes() const;  // mapped and copied
+  size_t copied_bytes() const;  // of them copied
   size_t scratch_bytes() const { return scratch_bytes_; }
   int max_rows() const { return std::max(options_.max_chunk, options_.max_round); }
 
@@ -59,7 +60,8 @@ class Model {
 
   // Records the layers for all rows of the pass.
   void record_rows(CommandBuffer& cb, const PassBounds& bounds) const;
-  // Records logits and argmax of up to max_round rows of the pass before; ids at or beyond n_valid are never chosen.
+  // Records logits and argmax of up to max_round rows of the pass before; ids at or beyond n_valid are never
+  // chosen.
   void record_logits(CommandBuffer& cb, uint32_t n_logits, uint32_t n_valid) const;
 
  private:
@@ -81,7 +83,8 @@ class Model {
 
   void read(CommandBuffer& cb, const Batch& b, const HyperConnection& hc) const;
   void record_delta(CommandBuffer& cb, const Batch& b, const Layer& layer) const;
-  void record_attention(CommandBuffer& cb, const Batch& b, const Layer& layer, const PassBounds& bounds) const;
+  void record_attention(CommandBuffer& cb, const Batch& b, const Layer& layer,
+                        const PassBounds& bounds) const;
   void record_experts(CommandBuffer& cb, const Batch& b, const Layer& layer) const;
   void record_ple(CommandBuffer& cb, const Batch& b, const Ple& ple) const;
   Batch batch(const PassBounds& bounds) const;

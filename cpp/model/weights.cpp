@@ -24,8 +24,8 @@ void require_shape(const std::string& name, const TensorView& view, const std::v
 
 }  // namespace
 
-Weights::Weights(DeviceRef device, const std::vector<std::string>& files, std::map<std::string, TensorView> tensors,
-                 bool zero_centred)
+Weights::Weights(DeviceRef device, const std::vector<std::string>& files,
+                 std::map<std::string, TensorView> tensors, bool zero_centred)
     : device_(std::move(device)), tensors_(std::move(tensors)), zero_centred_(zero_centred) {
   for (const std::string& path : files) {
     mapped_.push_back(MappedFile::open(path));
@@ -55,7 +55,8 @@ Slice Weights::place(const TensorView& view, const std::string& name, size_t siz
   }
   copies_.push_back(device_->allocate(size_bytes));
   const BufferRef& copy = copies_.back();
-  for (size_t at = 0; at < size_bytes; at += kCopyBytes) {  // in pieces, so that file and copy are never both whole in memory
+  for (size_t at = 0; at < size_bytes;
+       at += kCopyBytes) {  // in pieces, so that file and copy are never both whole in memory
     const size_t n = std::min(kCopyBytes, size_bytes - at);
     std::memcpy(copy->host() + at, data + at, n);
     mapped_[static_cast<size_t>(view.file)]->release(view.offset + at, n);
@@ -85,7 +86,8 @@ StoredMatrix Weights::matrix(const std::string& module, int64_t n_out, int64_t n
     m.codes_stride = view.batch_stride ? view.batch_stride : dense;
     return m;
   }
-  if (view.dtype != "U32") throw InvalidArgument("tensor " + name + " has dtype " + view.dtype + ", expected BF16, F32 or U32");
+  if (view.dtype != "U32")
+    throw InvalidArgument("tensor " + name + " has dtype " + view.dtype + ", expected BF16, F32 or U32");
   const TensorView &scales = find(module + ".scales"), &biases = find(module + ".biases");
   if (view.shape.empty() || scales.shape.empty() || scales.shape.back() <= 0) {
     throw InvalidArgument("tensor " + name + " has no columns");
@@ -94,13 +96,15 @@ StoredMatrix Weights::matrix(const std::string& module, int64_t n_out, int64_t n
   m.format.group = static_cast<uint32_t>(n_in / scales.shape.back());
   const uint32_t b = m.format.bits, g = m.format.group;
   if (!(b >= 2 && b <= 8 && b != 7) || (g != 32 && g != 64 && g != 128)) {
-    throw InvalidArgument("tensor " + name + " has " + std::to_string(b) + " bits in groups of " + std::to_string(g) +
+    throw InvalidArgument("tensor " + name + " has " + std::to_string(b) + " bits in groups of " +
+                          std::to_string(g) +
                           "; supported are 2, 3, 4, 5, 6 and 8 bits in groups of 32, 64 and 128");
   }
   require_shape(name, view, shape(n_in * b / 32));
   require_shape(module + ".scales", scales, shape(n_in / g));
   require_shape(module + ".biases", biases, shape(n_in / g));
-  const size_t codes_dense = static_cast<size_t>(n_out * n_in) * b / 8, scales_dense = static_cast<size_t>(n_out * n_in / g) * 2;
+  const size_t codes_dense = static_cast<size_t>(n_out * n_in) * b / 8,
+               scales_dense = static_cast<size_t>(n_out * n_in / g) * 2;
   m.codes = place(view, name, extent(view, codes_dense));
   m.scales = place(scales, module + ".scales", extent(scales, scales_dense));
   m.biases = place(biases, module + ".biases", extent(biases, scales_dense));
@@ -113,7 +117,9 @@ std::vector<float> Weights::floats(const std::string& name, int64_t n) const {
   const TensorView& view = find(name);
   int64_t count = 1;
   for (const int64_t d : view.shape) count *= d;
-  if (count != n) throw InvalidArgument("tensor " + name + " has " + std::to_string(count) + " values, expected " + std::to_string(n));
+  if (count != n)
+    throw InvalidArgument("tensor " + name + " has " + std::to_string(count) + " values, expected " +
+                          std::to_string(n));
   std::vector<float> out(static_cast<size_t>(n));
   if (view.dtype == "F32") {
     std::memcpy(out.data(), bytes(view, name, out.size() * 4), out.size() * 4);
@@ -151,7 +157,8 @@ BufferRef Weights::taps(const std::string& name, int64_t channels, int64_t n_tap
   const std::vector<float> values = floats(name, channels * n_taps);
   std::vector<float> turned(values.size());
   for (int64_t c = 0; c < channels; ++c) {
-    for (int64_t j = 0; j < n_taps; ++j) turned[static_cast<size_t>(j * channels + c)] = values[static_cast<size_t>(c * n_taps + j)];
+    for (int64_t j = 0; j < n_taps; ++j)
+      turned[static_cast<size_t>(j * channels + c)] = values[static_cast<size_t>(c * n_taps + j)];
   }
   return keep(turned);
 }

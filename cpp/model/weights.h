@@ -29,7 +29,8 @@ class Weights {
   StoredMatrix matrix(const std::string& module, int64_t n_out, int64_t n_in, int64_t n_batch = 0);
   // A vector of n values as float32; gamma = 1 + w for a zero-centred norm when `norm`.
   BufferRef vector(const std::string& name, int64_t n, bool norm);
-  // Depthwise taps, stored [channels, n_taps] in any of the checkpoint's shapes, as float32 [n_taps, channels].
+  // Depthwise taps, stored [channels, n_taps] in any of the checkpoint's shapes, as float32 [n_taps,
+  // channels].
   BufferRef taps(const std::string& name, int64_t channels, int64_t n_taps);
   // A single value stored as a tensor, or `otherwise` where there is none.
   float scalar(const std::string& name, float otherwise) const;

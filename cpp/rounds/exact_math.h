@@ -1,4 +1,5 @@
-// exp and log in plain operations and explicit fma, so that every device and the reference sampler give equal bits.
+// exp and log in plain operations and explicit fma, so that every device and the reference sampler give equal
+// bits.
 #pragma once
 
 #include <bit>

@@ -18,7 +18,8 @@ struct Reply final : Session::Attachment {
 
 Reply& reply_of(const Session& session) {
   auto* reply = static_cast<Reply*>(session.attachment.get());
-  if (!reply || reply->pending < 0) throw InvalidArgument("round: the session has no pending token; its prompt is not read yet");
+  if (!reply || reply->pending < 0)
+    throw InvalidArgument("round: the session has no pending token; its prompt is not read yet");
   return *reply;
 }
 
@@ -27,7 +28,8 @@ Reply& reply_of(const Session& session) {
 Runner::Runner(std::shared_ptr<Model> model, int n_valid)
     : model_(std::move(model)), n_valid_(n_valid), done_(model_->device()->event()) {
   if (n_valid < 1 || n_valid > model_->config().vocab_size) {
-    throw InvalidArgument("runner: n_valid is " + std::to_string(n_valid) + ", expected 1 to the vocabulary size " +
+    throw InvalidArgument("runner: n_valid is " + std::to_string(n_valid) +
+                          ", expected 1 to the vocabulary size " +
                           std::to_string(model_->config().vocab_size));
   }
 }
@@ -40,7 +42,8 @@ void Runner::check(std::span<const Part> parts) const {
     rows += n;
     if (p.is_window) window_rows += n;
     if (p.is_window && n > o.max_window) {
-      throw InvalidArgument("window of " + std::to_string(n) + " rows, at most " + std::to_string(o.max_window) + " are allowed");
+      throw InvalidArgument("window of " + std::to_string(n) + " rows, at most " +
+                            std::to_string(o.max_window) + " are allowed");
     }
     if (!p.is_window && n == 0) throw InvalidArgument("prompt chunk without tokens");
     for (const int32_t t : p.tokens) {
@@ -53,10 +56,12 @@ void Runner::check(std::span<const Part> parts) const {
       if (&q != &p && q.session == p.session) throw InvalidArgument("a session occurs twice in one pass");
     }
   }
-  if (parts.empty() || static_cast<int>(parts.size()) > o.max_sequences || window_rows > o.max_round || rows > model_->max_rows()) {
-    throw InvalidArgument("pass of " + std::to_string(parts.size()) + " sequences and " + std::to_string(rows) +
-                          " rows; at most " + std::to_string(o.max_sequences) + " sequences, " + std::to_string(o.max_round) +
-                          " window rows and " + std::to_string(model_->max_rows()) + " rows are allowed");
+  if (parts.empty() || static_cast<int>(parts.size()) > o.max_sequences || window_rows > o.max_round ||
+      rows > model_->max_rows()) {
+    throw InvalidArgument("pass of " + std::to_string(parts.size()) + " sequences and " +
+                          std::to_string(rows) + " rows; at most " + std::to_string(o.max_sequences) +
+                          " sequences, " + std::to_string(o.max_round) + " window rows and " +
+                          std::to_string(model_->max_rows()) + " rows are allowed");
   }
 }
 
@@ -73,19 +78,23 @@ void Runner::run(std::span<const Part> parts, Want want, std::vector<float>* all
     model_->sequences()[i] = s;
     for (int r = 0; r < n; ++r) {
       const int32_t position = s.start + r;
-      model_->rows()[s.first_row + r] = {p.tokens[static_cast<size_t>(r)], static_cast<int32_t>(i), position,
+      model_->rows()[s.first_row + r] = {p.tokens[static_cast<size_t>(r)],
+                                         static_cast<int32_t>(i),
+                                         position,
                                          {position, position, position}};
       if (want == Want::kAll || (want == Want::kLast && r == n - 1)) wanted.push_back(s.first_row + r);
     }
     bounds.n_rows += static_cast<uint32_t>(n);
     bounds.max_length = std::max(bounds.max_length, static_cast<uint32_t>(s.start + n));
   }
-  const size_t at_once = static_cast<size_t>(model_->options().max_round), vocab = static_cast<size_t>(model_->config().vocab_size);
+  const size_t at_once = static_cast<size_t>(model_->options().max_round),
+               vocab = static_cast<size_t>(model_->config().vocab_size);
   try {
     for (size_t first = 0; first == 0 || first < wanted.size(); first += at_once) {
       const size_t n = std::min(at_once, wanted.size() - first);
       std::copy_n(wanted.begin() + static_cast<ptrdiff_t>(first), n, model_->logit_rows());
-      *model_->counts() = {{static_cast<int32_t>(bounds.n_rows), static_cast<int32_t>(bounds.n_sequences), static_cast<int32_t>(n), 0}};
+      *model_->counts() = {{static_cast<int32_t>(bounds.n_rows), static_cast<int32_t>(bounds.n_sequences),
+                            static_cast<int32_t>(n), 0}};
       const std::unique_ptr<CommandBuffer> cb = model_->device()->command_buffer();
       if (first == 0) model_->record_rows(*cb, bounds);
       if (n) model_->record_logits(*cb, static_cast<uint32_t>(n), static_cast<uint32_t>(n_valid_));
@@ -124,11 +133,12 @@ int32_t Runner::draw(Session& session, const float* logits) {
   return token;
 }
 
-int32_t Runner::prompt(Session& session, std::span<const int32_t> tokens, bool last, const Sampling& sampling) {
+int32_t Runner::prompt(Session& session, std::span<const int32_t> tokens, bool last,
+                       const Sampling& sampling) {
   sampling.check(n_valid_);
   if (static_cast<int>(tokens.size()) > max_chunk()) {
-    throw InvalidArgument("prompt chunk of " + std::to_string(tokens.size()) + " tokens, at most " + std::to_string(max_chunk()) +
-                          " are allowed");
+    throw InvalidArgument("prompt chunk of " + std::to_string(tokens.size()) + " tokens, at most " +
+                          std::to_string(max_chunk()) + " are allowed");
   }
   const Part part = {&session, tokens, false};
   run({&part, 1}, last ? Want::kLast : Want::kNothing, nullptr);
@@ -153,7 +163,8 @@ std::vector<int32_t> Runner::round(std::span<Session* const> sessions) {
   run(parts, Want::kLast, nullptr);
   for (size_t i = 0; i < sessions.size(); ++i) {
     sessions[i]->keep(1);
-    drawn.push_back(draw(*sessions[i], model_->logits() + i * static_cast<size_t>(model_->config().vocab_size)));
+    drawn.push_back(
+        draw(*sessions[i], model_->logits() + i * static_cast<size_t>(model_->config().vocab_size)));
   }
   return drawn;
 }

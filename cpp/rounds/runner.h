@@ -34,7 +34,8 @@ class Runner {
   // Of the token drawn last for the session, where its sampling asks for them.
   const Logprobs& last_logprobs(const Session& session) const;
 
-  // Tests: one pass over all parts, the logits of every row, [n_rows of all parts, vocab]. Rows of windows wait for keep().
+  // Tests: one pass over all parts, the logits of every row, [n_rows of all parts, vocab]. Rows of windows
+  // wait for keep().
   std::vector<float> forward(std::span<const Part> parts);
   // Applies what the last window kept, by a pass of no rows.
   void settle(Session& session);

@@ -23,7 +23,9 @@ struct Candidate {
   int32_t id;
 };
 
-bool before(const Candidate& a, const Candidate& b) { return a.value > b.value || (a.value == b.value && a.id < b.id); }
+bool before(const Candidate& a, const Candidate& b) {
+  return a.value > b.value || (a.value == b.value && a.id < b.id);
+}
 
 // Sum of e^(value - max) in blocks of kSamplerBlock ids; `values` is in id order.
 float vocabulary_sum(const std::vector<Candidate>& values, float max) {
@@ -44,13 +46,15 @@ void require(bool ok, const std::string& name, double value, const char* rule) {
 }  // namespace
 
 void Sampling::check(int n_valid) const {
-  require(std::isfinite(temperature) && temperature >= 0, "temperature", temperature, "a finite number of at least 0");
+  require(std::isfinite(temperature) && temperature >= 0, "temperature", temperature,
+          "a finite number of at least 0");
   require(top_k >= 0, "top_k", top_k, "0 (all) or more");
   require(top_p > 0 && top_p <= 1, "top_p", top_p, "more than 0 and at most 1");
   require(min_p >= 0 && min_p <= 1, "min_p", min_p, "0 to 1");
   require(std::isfinite(presence), "presence_penalty", presence, "a finite number");
   require(std::isfinite(frequency), "frequency_penalty", frequency, "a finite number");
-  require(std::isfinite(repetition) && repetition > 0, "repetition_penalty", repetition, "a finite number above 0");
+  require(std::isfinite(repetition) && repetition > 0, "repetition_penalty", repetition,
+          "a finite number above 0");
   for (const auto& [id, value] : bias) {
     require(id >= 0 && id < n_valid, "logit_bias token id", id, "an id of the vocabulary");
     require(std::isfinite(value), "logit_bias value", value, "a finite number");
@@ -58,7 +62,8 @@ void Sampling::check(int n_valid) const {
 }
 
 float gumbel(uint64_t seed, int64_t position, int32_t id) {
-  const uint64_t h = mix(mix(seed ^ mix(static_cast<uint64_t>(position))) ^ static_cast<uint64_t>(static_cast<uint32_t>(id)));
+  const uint64_t h = mix(mix(seed ^ mix(static_cast<uint64_t>(position))) ^
+                         static_cast<uint64_t>(static_cast<uint32_t>(id)));
   const float u = (static_cast<float>(h >> 41) + 0.5f) * 0x1p-23f;
   return -exact_log(-exact_log(u));
 }
@@ -67,7 +72,8 @@ uint64_t choice_seed(uint64_t seed, int choice) {
   return choice == 0 ? seed : mix(seed ^ mix(static_cast<uint64_t>(choice)));
 }
 
-int32_t draw(std::span<const float> logits, int n_valid, const Sampling& s, const TokenCounts* counts, int64_t position) {
+int32_t draw(std::span<const float> logits, int n_valid, const Sampling& s, const TokenCounts* counts,
+             int64_t position) {
   std::vector<Candidate> all(static_cast<size_t>(n_valid));
   for (int32_t i = 0; i < n_valid; ++i) all[static_cast<size_t>(i)] = {logits[static_cast<size_t>(i)], i};
   for (const auto& [id, value] : s.bias) all[static_cast<size_t>(id)].value += value;

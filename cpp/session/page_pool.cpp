@@ -12,8 +12,12 @@ constexpr int kSlabPages = 32;
 }  // namespace
 
 PagePool::PagePool(DeviceRef device, size_t page_bytes, int n_pages)
-    : device_(std::move(device)), page_bytes_(page_bytes), n_pages_(n_pages), resident_(device_->residency_set()) {
-  if (n_pages <= 0) throw InvalidArgument("page pool: n_pages is " + std::to_string(n_pages) + ", expected at least 1");
+    : device_(std::move(device)),
+      page_bytes_(page_bytes),
+      n_pages_(n_pages),
+      resident_(device_->residency_set()) {
+  if (n_pages <= 0)
+    throw InvalidArgument("page pool: n_pages is " + std::to_string(n_pages) + ", expected at least 1");
   references_.resize(static_cast<size_t>(n_pages));
 }
 
@@ -44,11 +48,13 @@ void PagePool::release(int page) {
 }
 
 std::byte* PagePool::host(int page) const {
-  return slabs_[static_cast<size_t>(page / kSlabPages)]->host() + static_cast<size_t>(page % kSlabPages) * page_bytes_;
+  return slabs_[static_cast<size_t>(page / kSlabPages)]->host() +
+         static_cast<size_t>(page % kSlabPages) * page_bytes_;
 }
 
 uint64_t PagePool::address(int page) const {
-  return slabs_[static_cast<size_t>(page / kSlabPages)]->address() + static_cast<size_t>(page % kSlabPages) * page_bytes_;
+  return slabs_[static_cast<size_t>(page / kSlabPages)]->address() +
+         static_cast<size_t>(page % kSlabPages) * page_bytes_;
 }
 
 size_t PagePool::allocated_bytes() const {

@@ -7,7 +7,8 @@
 
 namespace flashnext {
 
-// Pages of one size with counted references, in slabs that are allocated when first needed. Used by one thread.
+// Pages of one size with counted references, in slabs that are allocated when first needed. Used by one
+// thread.
 class PagePool {
  public:
   // Allocates nothing yet. n_pages > 0.

@@ -111,7 +111,8 @@ void Session::end(int n_rows, bool is_window) {
 void Session::keep(int n) {
   require_usable();
   if (n < 0 || n > window_) {
-    throw InvalidArgument("session: cannot keep " + std::to_string(n) + " rows of a window of " + std::to_string(window_));
+    throw InvalidArgument("session: cannot keep " + std::to_string(n) + " rows of a window of " +
+                          std::to_string(window_));
   }
   length_ += n;
   kept_ = n;

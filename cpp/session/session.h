@@ -1,4 +1,5 @@
-// What one sequence owns on the device: its pages, its recurrent block and the inputs its last window left unsettled.
+// What one sequence owns on the device: its pages, its recurrent block and the inputs its last window left
+// unsettled.
 #pragma once
 
 #include <memory>
@@ -9,8 +10,8 @@
 
 namespace flashnext {
 
-// Used by the thread that runs the rounds. A pass over a session begins with begin() and ends with end(); between them the device
-// reads and writes it.
+// Used by the thread that runs the rounds. A pass over a session begins with begin() and ends with end();
+// between them the device reads and writes it.
 class Session {
  public:
   // Allocates the recurrent block and both unsettled buffers. Throws OutOfMemory.
@@ -19,17 +20,18 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  int length() const { return length_; }         // committed positions
-  int window_rows() const { return window_; }    // rows of the last window that keep() may choose from
+  int length() const { return length_; }       // committed positions
+  int window_rows() const { return window_; }  // rows of the last window that keep() may choose from
   int n_pages() const { return static_cast<int>(pages_.size()); }
-  size_t size_bytes() const;                     // without pages
+  size_t size_bytes() const;  // without pages
   bool closed() const { return closed_; }
 
   // Gives everything back; later use is refused. Idempotent.
   void close();
 
-  // The device's view of a pass of n_rows rows from the committed length on; takes the pages they need, two windows ahead for a
-  // window. Throws InvalidArgument beyond the context or for a closed session, OutOfPages with nothing changed.
+  // The device's view of a pass of n_rows rows from the committed length on; takes the pages they need, two
+  // windows ahead for a window. Throws InvalidArgument beyond the context or for a closed session, OutOfPages
+  // with nothing changed.
   Sequence begin(int n_rows, bool is_window);
   // The pass has run: rows of a prompt chunk are committed, those of a window wait for keep().
   void end(int n_rows, bool is_window);

@@ -108,7 +108,8 @@ struct Dispatch {
   uint32_t params;
 };
 
-// What a committed command buffer runs: segments of dispatches, each with waits before it and signals after it.
+// What a committed command buffer runs: segments of dispatches, each with waits before it and signals after
+// it.
 struct Program {
   struct Segment {
     uint32_t first_dispatch = 0, n_dispatches = 0;
@@ -180,8 +181,8 @@ class Executor {
     }
   }
 
-  // Runs of segments without waits and signals go to the pool together, so that workers go from one to the next without
-  // coming back here.
+  // Runs of segments without waits and signals go to the pool together, so that workers go from one to the
+  // next without coming back here.
   void run(const Program& program) {
     failure_.reset();
     const auto& segments = program.segments;
@@ -220,9 +221,12 @@ class Executor {
     }
     program_ = &program;
     first_segment_ = first;
-    pool_.run(tasks_, [](void* self, uint32_t segment, uint32_t task, int worker) {
-      static_cast<Executor*>(self)->run_task(segment, task, worker);
-    }, this);
+    pool_.run(
+        tasks_,
+        [](void* self, uint32_t segment, uint32_t task, int worker) {
+          static_cast<Executor*>(self)->run_task(segment, task, worker);
+        },
+        this);
   }
 
   void run_task(uint32_t segment, uint32_t task, int worker) {
@@ -241,8 +245,13 @@ class Executor {
       return;
     }
     // y runs slowest: neighbouring tasks are neighbouring columns, so weights stream in order.
-    const Task t = {slots, params, d->grid, task % d->grid.x, task / d->grid.x % d->grid.y,
-                    task / d->grid.x / d->grid.y, scratch_.data() + worker * kScratchBytes};
+    const Task t = {slots,
+                    params,
+                    d->grid,
+                    task % d->grid.x,
+                    task / d->grid.x % d->grid.y,
+                    task / d->grid.x / d->grid.y,
+                    scratch_.data() + worker * kScratchBytes};
     try {
       d->kernel->run(t);
     } catch (const std::exception& e) {
@@ -322,8 +331,8 @@ class Commands final : public CommandBuffer {
               std::span<const std::byte> params) {
     Program& p = *program_;
     if (uint64_t{grid.x} * grid.y * grid.z == 0) return;
-    p.dispatches.push_back({kernel, grid, static_cast<uint32_t>(p.slots.size()),
-                            static_cast<uint32_t>(p.params.size())});
+    p.dispatches.push_back(
+        {kernel, grid, static_cast<uint32_t>(p.slots.size()), static_cast<uint32_t>(p.params.size())});
     for (const Slice& s : slots) p.slots.push_back(s ? s.host() : nullptr);
     p.params.resize(p.params.size() + (params.size() + 7) / 8);
     std::memcpy(&p.params[p.dispatches.back().params], params.data(), params.size());
@@ -334,7 +343,8 @@ class Commands final : public CommandBuffer {
   std::unique_ptr<Program> program_;
 };
 
-class Residency final : public ResidencySet {  // every buffer of this device is always reachable: only the count matters
+class Residency final
+    : public ResidencySet {  // every buffer of this device is always reachable: only the count matters
  public:
   void add(const BufferRef& buffer) override { buffers_.push_back(buffer); }
   void remove(const BufferRef& buffer) override { std::erase(buffers_, buffer); }
@@ -380,7 +390,8 @@ class CpuDevice final : public Device {
   }
   const Kernel& kernel(std::string_view name) const override {
     const auto it = kernels_.find(std::string(name));
-    if (it == kernels_.end()) throw InvalidArgument("device " + this->name() + " has no kernel " + std::string(name));
+    if (it == kernels_.end())
+      throw InvalidArgument("device " + this->name() + " has no kernel " + std::string(name));
     return it->second;
   }
   std::vector<std::string> kernel_names() const override {

@@ -1,4 +1,5 @@
-// The CPU device: kernels are functions, a grid step is a task, a worker pool runs the tasks between two barriers.
+// The CPU device: kernels are functions, a grid step is a task, a worker pool runs the tasks between two
+// barriers.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +12,9 @@
 namespace flashnext::cpu {
 
 struct Options {
-  int workers = 0;            // 0: one for each processor the process may use
-  uint64_t shuffle_seed = 0;  // tests: run the tasks between two barriers in a seeded random order; 0: in order
+  int workers = 0;  // 0: one for each processor the process may use
+  uint64_t shuffle_seed =
+      0;  // tests: run the tasks between two barriers in a seeded random order; 0: in order
 };
 
 // `path` names the instruction path of the table, for name().

@@ -1,4 +1,5 @@
-// What a CPU kernel sees. Included by code compiled for one instruction path, so it pulls in nothing from the library.
+// What a CPU kernel sees. Included by code compiled for one instruction path, so it pulls in nothing from the
+// library.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +11,8 @@ namespace flashnext::cpu {
 
 constexpr size_t kScratchBytes = 4 << 20;
 
-// One grid step. `scratch` is memory of the worker that runs it, kScratchBytes large, 64-byte aligned, not cleared.
+// One grid step. `scratch` is memory of the worker that runs it, kScratchBytes large, 64-byte aligned, not
+// cleared.
 struct Task {
   void* const* slots;
   const void* params;

@@ -1,7 +1,8 @@
 // rope, attention_prep, attention: QSA without its indexer. Source: model/ARCHITECTURE.md 2.5.
 //
-// A query reads the blocks it selected and the unfinished tail, by ascending position. Positions are cut into absolute spans of
-// kAttentionSpan; a span gives a partial softmax (its keys by ascending position) and the parts merge in ascending order:
+// A query reads the blocks it selected and the unfinished tail, by ascending position. Positions are cut into
+// absolute spans of kAttentionSpan; a span gives a partial softmax (its keys by ascending position) and the
+// parts merge in ascending order:
 //   m' = max(m, m_s), l' = l * e^(m - m') + l_s * e^(m_s - m'), likewise the weighted values.
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/tables.h"
@@ -15,11 +16,11 @@ void rope(const Task& t) {
   const auto& p = t.get<RopeParams>();
   if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountRows]) return;
   const Row& row = t.slot<const Row>(2)[t.x];
-  rope_row(row.rotary, t.slot<const float>(3), p.half, p.section, p.attention_factor, t.slot<float>(4) + t.x * p.half,
-           t.slot<float>(5) + t.x * p.half);
+  rope_row(row.rotary, t.slot<const float>(3), p.half, p.section, p.attention_factor,
+           t.slot<float>(4) + t.x * p.half, t.slot<float>(5) + t.x * p.half);
   const Sequence& seq = t.slot<const Sequence>(1)[row.sequence];
-  std::memcpy(in_page<int32_t>(seq, row.position, p.rotary_offset) + row.position % kPageTokens * 3, row.rotary,
-              sizeof row.rotary);
+  std::memcpy(in_page<int32_t>(seq, row.position, p.rotary_offset) + row.position % kPageTokens * 3,
+              row.rotary, sizeof row.rotary);
 }
 
 template <class T>
@@ -52,8 +53,8 @@ void attention_prep(const Task& t) {
     prepare(index + h * p.index_dim, t.slot<const float>(9), p.index_dim,
             t.slot<T>(13) + (r * p.index_n_heads + h) * p.index_dim);
   }
-  std::memcpy(in_page<T>(seq, row.position, p.raw_offset) + in_row * p.index_dim, index + p.index_n_heads * p.index_dim,
-              p.index_dim * sizeof(T));
+  std::memcpy(in_page<T>(seq, row.position, p.raw_offset) + in_row * p.index_dim,
+              index + p.index_n_heads * p.index_dim, p.index_dim * sizeof(T));
 }
 
 constexpr uint32_t kHeads = 4;  // heads of one kv head that share the loads of keys and values

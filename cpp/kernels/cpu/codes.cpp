@@ -22,24 +22,25 @@ constexpr uint32_t kInfinity = 0x7f80;  // as a bfloat16 magnitude
 
 constexpr int kColumns = 8;  // columns that pass together, in register order 0 2 4 6 1 3 5 7
 
-// Words of 32 codes of two matrix rows: vector m holds eight codes of each, the first row's in the lower half. 4-bit codes come out
-// by their place in a 16-bit word (code 4w + m is word w of vector m), all others in their own order; quantize() follows.
+// Words of 32 codes of two matrix rows: vector m holds eight codes of each, the first row's in the lower
+// half. 4-bit codes come out by their place in a 16-bit word (code 4w + m is word w of vector m), all others
+// in their own order; quantize() follows.
 struct Words {
   __m256i v[4];
 };
 
 inline __m256i load16(const uint8_t* a, const uint8_t* b) {
-  return _mm256_inserti128_si256(
-      _mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a))),
-      _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), 1);
+  return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(a))),
+                                 _mm_loadu_si128(reinterpret_cast<const __m128i*>(b)), 1);
 }
 inline __m256i load8(const uint8_t* a, const uint8_t* b) {
   return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(a))),
                                  _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b)), 1);
 }
 
-// For 2, 3, 5 and 6 bits. The 4 * kBits bytes of a group are read by two loads, the second ending with the group, so that nothing beyond
-// it is touched. A code lies within two bytes: they are brought into a word, multiplied to its top and shifted down.
+// For 2, 3, 5 and 6 bits. The 4 * kBits bytes of a group are read by two loads, the second ending with the
+// group, so that nothing beyond it is touched. A code lies within two bytes: they are brought into a word,
+// multiplied to its top and shifted down.
 template <int kBits>
 struct Unpack {
   static constexpr int kWidth = kBits >= 4 ? 16 : 8;
@@ -54,8 +55,8 @@ struct Unpack {
     };
     const auto up = [](int i) { return static_cast<short>(1 << (16 - kBits - i * kBits % 8)); };
     const __m256i spread = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(low(0), high(0), low(1), high(1), low(2), high(2), low(3), high(3), low(4), high(4), low(5), high(5),
-                      low(6), high(6), low(7), high(7)));
+        _mm_setr_epi8(low(0), high(0), low(1), high(1), low(2), high(2), low(3), high(3), low(4), high(4),
+                      low(5), high(5), low(6), high(6), low(7), high(7)));
     const __m256i raise =
         _mm256_broadcastsi128_si256(_mm_setr_epi16(up(0), up(1), up(2), up(3), up(4), up(5), up(6), up(7)));
     return _mm256_srli_epi16(_mm256_mullo_epi16(_mm256_shuffle_epi8(bytes, spread), raise), 16 - kBits);
@@ -152,16 +153,20 @@ inline __m256i twice(const int16_t* p) {
   return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
-// Products of 32 codes of eight columns with their inputs, four partial sums a column: whole[row][pair of columns].
+// Products of 32 codes of eight columns with their inputs, four partial sums a column: whole[row][pair of
+// columns].
 template <int kBits, int kRows, bool kFirst>
-[[gnu::always_inline]] inline void add_codes(const Columns& w, uint32_t k, const Blocks* x, __m256i whole[kRows][4]) {
+[[gnu::always_inline]] inline void add_codes(const Columns& w, uint32_t k, const Blocks* x,
+                                             __m256i whole[kRows][4]) {
   const size_t at = size_t{k} * kBits / 8;
   for (int p = 0; p < 4; ++p) {
     const Words words = Unpack<kBits>::words(w.codes[2 * p] + at, w.codes[2 * p + 1] + at);
     for (int r = 0; r < kRows; ++r) {
       const int16_t* q = x[r].q + k;
-      const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(words.v[0], twice(q)), _mm256_madd_epi16(words.v[1], twice(q + 8)));
-      const __m256i b = _mm256_add_epi32(_mm256_madd_epi16(words.v[2], twice(q + 16)), _mm256_madd_epi16(words.v[3], twice(q + 24)));
+      const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(words.v[0], twice(q)),
+                                         _mm256_madd_epi16(words.v[1], twice(q + 8)));
+      const __m256i b = _mm256_add_epi32(_mm256_madd_epi16(words.v[2], twice(q + 16)),
+                                         _mm256_madd_epi16(words.v[3], twice(q + 24)));
       const __m256i sum = _mm256_add_epi32(a, b);
       whole[r][p] = kFirst ? sum : _mm256_add_epi32(whole[r][p], sum);
     }
@@ -172,11 +177,11 @@ inline void prefetch(const void* p, size_t size_bytes) {
   for (size_t i = 0; i < size_bytes; i += 64) _mm_prefetch(static_cast<const char*>(p) + i, _MM_HINT_T0);
 }
 
-// Few rows with eight columns, codes unpacked on the way. Eight rows of codes are too many short streams for the processor to
-// foresee, so the eight columns to come next are fetched piece by piece.
+// Few rows with eight columns, codes unpacked on the way. Eight rows of codes are too many short streams for
+// the processor to foresee, so the eight columns to come next are fetched piece by piece.
 template <int kBits, int kRows>
-[[gnu::noinline]] void dot_columns(const Columns& w, const Columns& next, uint32_t n_in, uint32_t group, const Blocks* x,
-                                   uint32_t n_cols, float* y) {
+[[gnu::noinline]] void dot_columns(const Columns& w, const Columns& next, uint32_t n_in, uint32_t group,
+                                   const Blocks* x, uint32_t n_cols, float* y) {
   const uint32_t n_groups = n_in / group;
   __m256 acc[kRows];
   for (int r = 0; r < kRows; ++r) acc[r] = _mm256_setzero_ps();
@@ -192,7 +197,8 @@ template <int kBits, int kRows>
     prefetch(next.codes[0] + size_t{g} * group * kColumns * kBits / 8, group * kColumns * kBits / 8);
     __m256i whole[kRows][4];
     add_codes<kBits, kRows, true>(w, g * group, x, whole);
-    for (uint32_t k = g * group + 32; k < (g + 1) * group; k += 32) add_codes<kBits, kRows, false>(w, k, x, whole);
+    for (uint32_t k = g * group + 32; k < (g + 1) * group; k += 32)
+      add_codes<kBits, kRows, false>(w, k, x, whole);
     const __m256 scale = _mm256_load_ps(scales + g % 8 * 8), bias = _mm256_load_ps(biases + g % 8 * 8);
     for (int r = 0; r < kRows; ++r) {
       const __m256i sum = _mm256_hadd_epi32(_mm256_hadd_epi32(whole[r][0], whole[r][1]),
@@ -212,8 +218,10 @@ void decode_columns(const Columns& w, uint32_t k0, uint32_t n, int16_t* out) {
     Words words[4];
     for (int p = 0; p < 4; ++p) words[p] = Unpack<kBits>::words(w.codes[2 * p] + at, w.codes[2 * p + 1] + at);
     for (int m = 0; m < 4; ++m) {
-      const __m256i a = _mm256_unpacklo_epi32(words[0].v[m], words[1].v[m]), b = _mm256_unpackhi_epi32(words[0].v[m], words[1].v[m]);
-      const __m256i c = _mm256_unpacklo_epi32(words[2].v[m], words[3].v[m]), d = _mm256_unpackhi_epi32(words[2].v[m], words[3].v[m]);
+      const __m256i a = _mm256_unpacklo_epi32(words[0].v[m], words[1].v[m]),
+                    b = _mm256_unpackhi_epi32(words[0].v[m], words[1].v[m]);
+      const __m256i c = _mm256_unpacklo_epi32(words[2].v[m], words[3].v[m]),
+                    d = _mm256_unpackhi_epi32(words[2].v[m], words[3].v[m]);
       _mm256_store_si256(to++, _mm256_unpacklo_epi64(a, c));
       _mm256_store_si256(to++, _mm256_unpackhi_epi64(a, c));
       _mm256_store_si256(to++, _mm256_unpacklo_epi64(b, d));
@@ -224,8 +232,8 @@ void decode_columns(const Columns& w, uint32_t k0, uint32_t n, int16_t* out) {
 
 // kRows rows with kVectors * 8 decoded columns: adds the groups of a panel to acc[r * kCodeColumns].
 template <int kRows, int kVectors>
-[[gnu::noinline]] void multiply_tile(const int16_t* weights, const float* scales, const float* biases, const Blocks* x,
-                                     uint32_t n_groups, uint32_t group, float* acc) {
+[[gnu::noinline]] void multiply_tile(const int16_t* weights, const float* scales, const float* biases,
+                                     const Blocks* x, uint32_t n_groups, uint32_t group, float* acc) {
   constexpr uint32_t kStride = kColumns * kCodeInputs;  // words from one vector of columns to the next
   constexpr uint32_t kParameters = kStride / kMinGroup;
   for (uint32_t g = 0; g < n_groups; ++g) {
@@ -239,7 +247,8 @@ template <int kRows, int kVectors>
 #pragma GCC unroll 8
     for (uint32_t k = 0; k < group; k += 2, w += 2 * kColumns) {
       __m256i columns[kVectors];
-      for (int v = 0; v < kVectors; ++v) columns[v] = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + v * kStride));
+      for (int v = 0; v < kVectors; ++v)
+        columns[v] = _mm256_load_si256(reinterpret_cast<const __m256i*>(w + v * kStride));
       for (int r = 0; r < kRows; ++r) {
         int32_t pair;
         std::memcpy(&pair, q[r] + k, sizeof pair);
@@ -263,8 +272,8 @@ template <int kRows, int kVectors>
 }
 
 template <int kVectors>
-void multiply_rows(const int16_t* weights, const float* scales, const float* biases, const Blocks* x, uint32_t n_rows,
-                   uint32_t n_groups, uint32_t group, float* acc) {
+void multiply_rows(const int16_t* weights, const float* scales, const float* biases, const Blocks* x,
+                   uint32_t n_rows, uint32_t n_groups, uint32_t group, float* acc) {
   uint32_t r = 0;
   for (; r + 4 <= n_rows; r += 4) {
     multiply_tile<4, kVectors>(weights, scales, biases, x + r, n_groups, group, acc + r * kCodeColumns);
@@ -272,11 +281,13 @@ void multiply_rows(const int16_t* weights, const float* scales, const float* bia
   for (; r + 2 <= n_rows; r += 2) {
     multiply_tile<2, kVectors>(weights, scales, biases, x + r, n_groups, group, acc + r * kCodeColumns);
   }
-  if (r < n_rows) multiply_tile<1, kVectors>(weights, scales, biases, x + r, n_groups, group, acc + r * kCodeColumns);
+  if (r < n_rows)
+    multiply_tile<1, kVectors>(weights, scales, biases, x + r, n_groups, group, acc + r * kCodeColumns);
 }
 
 template <int kBits>
-void multiply(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows, uint32_t n_rows, CodeScratch& s) {
+void multiply(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows, uint32_t n_rows,
+              CodeScratch& s) {
   const uint32_t group = w.format.group, n_groups = w.n_in / group;
   Blocks x[kCodeRows];
   if (n_rows <= kFewRows) {
@@ -304,7 +315,9 @@ void multiply(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* c
       x[r] = {s.q + size_t{r} * n, s.step + r * groups, s.sum + r * groups};
       quantize(rows[r] + k0, n, w.format, x[r]);
     }
-    const auto parameters = [&](float* from, uint32_t c) { return from + size_t{c} * kCodeInputs / kMinGroup; };
+    const auto parameters = [&](float* from, uint32_t c) {
+      return from + size_t{c} * kCodeInputs / kMinGroup;
+    };
     for (uint32_t c = 0; c < n_cols; c += kColumns) {
       const Columns columns(w, col0 + c, n_cols - c);
       decode_columns<kBits>(columns, k0, n, s.weights + size_t{c} * kCodeInputs);
@@ -316,8 +329,8 @@ void multiply(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* c
     }
     for (uint32_t c = 0; c < n_cols; c += 2 * kColumns) {
       const auto some = n_cols - c > kColumns ? multiply_rows<2> : multiply_rows<1>;
-      some(s.weights + size_t{c} * kCodeInputs, parameters(s.scales, c), parameters(s.biases, c), x, n_rows, groups, group,
-           s.y + c);
+      some(s.weights + size_t{c} * kCodeInputs, parameters(s.scales, c), parameters(s.biases, c), x, n_rows,
+           groups, group, s.y + c);
     }
   }
   for (uint32_t r = 0; r < n_rows; ++r) {  // lanes back to columns
@@ -333,11 +346,13 @@ inline uint32_t largest(const bfloat16* x, uint32_t n) {
   __m256i m = _mm256_setzero_si256();
   const __m256i magnitude = _mm256_set1_epi16(0x7fff);
   for (uint32_t i = 0; i < n; i += 16) {
-    m = _mm256_max_epu16(m, _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), magnitude));
+    m = _mm256_max_epu16(
+        m, _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), magnitude));
   }
   // minpos finds a smallest value: of the complement.
   const __m128i half = _mm_max_epu16(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
-  return 0xffff ^ static_cast<uint32_t>(_mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(half, _mm_set1_epi16(-1))), 0));
+  return 0xffff ^ static_cast<uint32_t>(
+                      _mm_extract_epi16(_mm_minpos_epu16(_mm_xor_si128(half, _mm_set1_epi16(-1))), 0));
 }
 
 inline __m128i eight_words(const bfloat16* x, __m256 factor) {
@@ -414,8 +429,8 @@ void quantize(const bfloat16* x, uint32_t n, Format format, Blocks out) {
   }
 }
 
-void multiply_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows, uint32_t n_rows,
-                    CodeScratch& s) {
+void multiply_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows,
+                    uint32_t n_rows, CodeScratch& s) {
 #if defined(__AVX2__)
   switch (w.format.bits) {
     case 2: return multiply<2>(w, col0, n_cols, rows, n_rows, s);
@@ -435,7 +450,8 @@ void multiply_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloa
     }
     for (uint32_t c = 0; c < n_cols; ++c) {
       const Matrix m = w.from_row(col0 + c);
-      for (uint32_t k = 0; k < n; k += 32) unpack(m.codes + size_t{k0 + k} * w.format.bits / 8, w.format.bits, s.weights + k);
+      for (uint32_t k = 0; k < n; k += 32)
+        unpack(m.codes + size_t{k0 + k} * w.format.bits / 8, w.format.bits, s.weights + k);
       for (uint32_t g = 0; g < groups; ++g) {
         const float scale = to_float(m.scales[k0 / group + g]), bias = to_float(m.biases[k0 / group + g]);
         for (uint32_t r = 0; r < n_rows; ++r) {
@@ -443,7 +459,8 @@ void multiply_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloa
           int32_t whole = 0;
           for (uint32_t i = 0; i < group; ++i) whole += int32_t{code[i]} * q[i];
           float& y = s.y[r * kCodeColumns + c];
-          y = scalar_fma(scalar_fma(s.sum[r * groups + g], bias, static_cast<float>(whole) * scale), s.step[r * groups + g], y);
+          y = scalar_fma(scalar_fma(s.sum[r * groups + g], bias, static_cast<float>(whole) * scale),
+                         s.step[r * groups + g], y);
         }
       }
     }

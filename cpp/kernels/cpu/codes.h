@@ -1,13 +1,14 @@
 // Products of bfloat16 rows with affine codes in whole numbers.
 //
-// A row's inputs become block floats: of each group of the weights' size, q = round(x * 2^(15-e)) as int16, e the exponent above the
-// largest magnitude (at least -110). Inputs within 2^-7 of the largest are exact; the others move by at most 2^(e-16), less than a
-// hundredth of the bfloat16 rounding that the largest has behind it. With I = sum code * q and S = sum q, both exact,
+// A row's inputs become block floats: of each group of the weights' size, q = round(x * 2^(15-e)) as int16, e
+// the exponent above the largest magnitude (at least -110). Inputs within 2^-7 of the largest are exact; the
+// others move by at most 2^(e-16), less than a hundredth of the bfloat16 rounding that the largest has behind
+// it. With I = sum code * q and S = sum q, both exact,
 //
 //   y = 0; for each group, ascending: y = fma(fma(S, bias, I * scale), 2^(e-15), y)
 //
-// so y has one chain of sums for any number of rows, and inside a group order does not matter. A group with a NaN or an infinity
-// makes y NaN.
+// so y has one chain of sums for any number of rows, and inside a group order does not matter. A group with a
+// NaN or an infinity makes y NaN.
 #pragma once
 
 #include "kernels/cpu/simd.h"
@@ -17,10 +18,11 @@ namespace flashnext::cpu::FLASHNEXT_PATH {
 
 struct Matrix;
 
-constexpr uint32_t kCodeColumns = 64;    // columns of a product at most
-constexpr uint32_t kCodeRows = 64;       // rows of a product at most
-constexpr uint32_t kFewRows = 4;         // up to here rows are multiplied while codes are unpacked, beyond a panel is decoded first
-constexpr uint32_t kCodeInputs = 512;    // inputs of a decoded panel
+constexpr uint32_t kCodeColumns = 64;  // columns of a product at most
+constexpr uint32_t kCodeRows = 64;     // rows of a product at most
+constexpr uint32_t kFewRows =
+    4;  // up to here rows are multiplied while codes are unpacked, beyond a panel is decoded first
+constexpr uint32_t kCodeInputs = 512;  // inputs of a decoded panel
 constexpr uint32_t kMinGroup = 32;
 constexpr uint32_t kMaxCodeInputs = 1 << 16;
 
@@ -32,18 +34,19 @@ struct Blocks {
 };
 
 struct CodeScratch {
-  alignas(64) int16_t q[kFewRows * kMaxCodeInputs > kCodeRows * kCodeInputs ? kFewRows * kMaxCodeInputs
-                                                                            : kCodeRows * kCodeInputs];
+  alignas(64) int16_t q[kFewRows * kMaxCodeInputs > kCodeRows* kCodeInputs ? kFewRows * kMaxCodeInputs
+                                                                           : kCodeRows * kCodeInputs];
   alignas(64) float step[kFewRows * kMaxCodeInputs / kMinGroup], sum[kFewRows * kMaxCodeInputs / kMinGroup];
   alignas(64) int16_t weights[kCodeColumns * kCodeInputs];
-  alignas(64) float scales[kCodeColumns * kCodeInputs / kMinGroup], biases[kCodeColumns * kCodeInputs / kMinGroup];
+  alignas(64) float scales[kCodeColumns * kCodeInputs / kMinGroup],
+      biases[kCodeColumns * kCodeInputs / kMinGroup];
   alignas(64) float y[kCodeRows * kCodeColumns];
 };
 
 // Turns n inputs of a row into blocks; n is a multiple of the group.
 void quantize(const bfloat16* x, uint32_t n, Format format, Blocks out);
 // y[r * kCodeColumns + c] = product of row r with matrix row col0 + c. rows: n_rows <= kCodeRows pointers.
-void multiply_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows, uint32_t n_rows,
-                    CodeScratch& s);
+void multiply_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows,
+                    uint32_t n_rows, CodeScratch& s);
 
 }  // namespace flashnext::cpu::FLASHNEXT_PATH

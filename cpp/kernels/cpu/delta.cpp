@@ -5,8 +5,8 @@
 //   M <- decay * M; delta = beta * (v - M^T k); M <- M + k delta^T; o = M^T q
 //   out = o / sqrt(mean(o^2) + eps) * norm * gate(z)
 //
-// A column of M depends on no other, so a head runs in strips of columns that stay in the first cache while all rows pass. Sums over
-// the key dimension run in four chains (index mod 4), added as (0+2)+(1+3).
+// A column of M depends on no other, so a head runs in strips of columns that stay in the first cache while
+// all rows pass. Sums over the key dimension run in four chains (index mod 4), added as (0+2)+(1+3).
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/tables.h"
 
@@ -31,7 +31,8 @@ void delta_prep(const Task& t) {
   for (uint32_t h = 0; h < p.v_heads; ++h) {
     const size_t at = r * p.v_heads + h;
     t.slot<float>(8)[at] = sigmoid(t.slot<const float>(2)[at]);
-    // In double: exp of a product of two exponentials would otherwise lose several bits, which every later row inherits.
+    // In double: exp of a product of two exponentials would otherwise lose several bits, which every later
+    // row inherits.
     const double x = double{t.slot<const float>(3)[at]} + t.slot<const float>(5)[h];
     const double softplus = (x > 0 ? x : 0 * x) + ::log1p(::exp(-::fabs(x)));
     t.slot<float>(9)[at] = static_cast<float>(::exp(-double{t.slot<const float>(4)[h]} * softplus));
@@ -42,7 +43,8 @@ constexpr uint32_t kStrip = 2 * kLanes;  // columns of M that pass together
 constexpr uint32_t kMaxKeyDim = 256;
 
 // One row's step of a strip: the new M in place and, where out is given, o.
-inline void step(float* m, uint32_t k_dim, const float* k, const float* q, float beta, float decay, F v0, F v1, float* out) {
+inline void step(float* m, uint32_t k_dim, const float* k, const float* q, float beta, float decay, F v0,
+                 F v1, float* out) {
   F sum[4][2];
   for (int i = 0; i < 4; ++i) sum[i][0] = sum[i][1] = zero();
   const F d = set1(decay);
@@ -81,7 +83,8 @@ void delta_rule(const Task& t) {
   if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountSequences]) return;
   const Sequence& seq = t.slot<Sequence>(1)[t.x];
   const uint32_t head = t.y, key_head = head / (p.v_heads / p.k_heads);
-  const size_t keys = size_t{p.k_heads} * p.k_dim, values = size_t{p.v_heads} * p.v_dim, width = 2 * keys + values;
+  const size_t keys = size_t{p.k_heads} * p.k_dim, values = size_t{p.v_heads} * p.v_dim,
+               width = 2 * keys + values;
   const float* q = t.slot<const float>(2) + seq.first_row * keys + key_head * p.k_dim;
   const float* k = t.slot<const float>(3) + seq.first_row * keys + key_head * p.k_dim;
   const T* v = t.slot<const T>(4) + seq.first_row * width + 2 * keys + head * p.v_dim;
@@ -104,12 +107,13 @@ void delta_rule(const Task& t) {
       store(m + i * kStrip + kLanes, load(state + i * p.v_dim + c + kLanes));
     }
     const auto save = [&] {
-      for (uint32_t i = 0; i < p.k_dim; ++i) std::memcpy(state + i * p.v_dim + c, m + i * kStrip, kStrip * sizeof(float));
+      for (uint32_t i = 0; i < p.k_dim; ++i)
+        std::memcpy(state + i * p.v_dim + c, m + i * kStrip, kStrip * sizeof(float));
     };
     for (int32_t r = 0; r < seq.n_kept; ++r) {
       const T* value = kept_v + r * values + c;
-      step(m, p.k_dim, kept_k + r * keys, kept_k + r * keys, kept_beta[r * p.v_heads], kept_decay[r * p.v_heads],
-           load(value), load(value + kLanes), nullptr);
+      step(m, p.k_dim, kept_k + r * keys, kept_k + r * keys, kept_beta[r * p.v_heads],
+           kept_decay[r * p.v_heads], load(value), load(value + kLanes), nullptr);
     }
     if (seq.is_window && seq.n_kept) save();
     for (int32_t r = 0; r < seq.n_rows; ++r) {
@@ -130,7 +134,8 @@ void delta_rule(const Task& t) {
       store(out + r * values + i, load(row + i) * inverse * load(norm + i) * gate);
     }
     if (!seq.is_window) continue;
-    std::memcpy(at<T>(seq.unsettled, p.v_offset) + r * values + head * p.v_dim, v + r * width, p.v_dim * sizeof(T));
+    std::memcpy(at<T>(seq.unsettled, p.v_offset) + r * values + head * p.v_dim, v + r * width,
+                p.v_dim * sizeof(T));
     at<float>(seq.unsettled, p.beta_offset)[r * p.v_heads + head] = beta[r * p.v_heads];
     at<float>(seq.unsettled, p.decay_offset)[r * p.v_heads + head] = decay[r * p.v_heads];
     if (head % (p.v_heads / p.k_heads) == 0) {

@@ -1,7 +1,9 @@
-// router_topk, expert_sort, expert_gate_up, glu, expert_down: the mixture of experts. Source: model/ARCHITECTURE.md 2.6.
+// router_topk, expert_sort, expert_gate_up, glu, expert_down: the mixture of experts. Source:
+// model/ARCHITECTURE.md 2.6.
 //
-// The rows of a pass are sorted by expert, so that each expert's weights are read once. A row's own sum runs over its experts by
-// ascending id, the shared expert last: y = 0, y = fma(weight_e, down_e(act_e), y), ..., rounded once.
+// The rows of a pass are sorted by expert, so that each expert's weights are read once. A row's own sum runs
+// over its experts by ascending id, the shared expert last: y = 0, y = fma(weight_e, down_e(act_e), y), ...,
+// rounded once.
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/tables.h"
@@ -19,7 +21,9 @@ void router_topk(const Task& t) {
   uint32_t best[kMaxTopK];
   uint32_t n = 0;
   for (uint32_t e = 0; e < p.n_experts; ++e) {
-    const auto beats = [&](uint32_t other) { return logits[e] > logits[other] || (logits[other] != logits[other] && logits[e] == logits[e]); };
+    const auto beats = [&](uint32_t other) {
+      return logits[e] > logits[other] || (logits[other] != logits[other] && logits[e] == logits[e]);
+    };
     if (n == p.top_k && !beats(best[n - 1])) continue;
     uint32_t at = n < p.top_k ? n++ : n - 1;
     for (; at > 0 && beats(best[at - 1]); --at) best[at] = best[at - 1];
@@ -71,14 +75,14 @@ struct GluScratch {
 
 // act[r] = silu(gate x_r) * (up x_r) for columns col0 .. col0 + n.
 template <class T>
-void glu_columns(const Matrix& gate, const Matrix& up, uint32_t col0, uint32_t n, Rows<T> x, uint32_t n_rows, T* act,
-                 size_t width, GluScratch& s) {
+void glu_columns(const Matrix& gate, const Matrix& up, uint32_t col0, uint32_t n, Rows<T> x, uint32_t n_rows,
+                 T* act, size_t width, GluScratch& s) {
   for (uint32_t r0 = 0; r0 < n_rows; r0 += kPanelRows) {
     const uint32_t rows = n_rows - r0 < kPanelRows ? n_rows - r0 : kPanelRows;
-    const Rows<T> some = x.index ? Rows<T>{x.base, x.stride, x.index + r0} : Rows<T>{x.base + r0 * x.stride, x.stride};
-    product(gate, col0, n, some, rows, s.panel, [&](uint32_t r, const float* y) {
-      std::memcpy(s.gate[r], y, n * sizeof(float));
-    });
+    const Rows<T> some =
+        x.index ? Rows<T>{x.base, x.stride, x.index + r0} : Rows<T>{x.base + r0 * x.stride, x.stride};
+    product(gate, col0, n, some, rows, s.panel,
+            [&](uint32_t r, const float* y) { std::memcpy(s.gate[r], y, n * sizeof(float)); });
     product(up, col0, n, some, rows, s.panel, [&](uint32_t r, const float* y) {
       T* out = act + (size_t{r0} + r) * width + col0;
       for (uint32_t c = 0; c < n; ++c) put(out + c, silu(s.gate[r][c]) * y[c]);
@@ -105,7 +109,8 @@ void expert_gate_up(const Task& t) {
   };
   auto& s = *reinterpret_cast<GluScratch*>(t.scratch);
   auto* index = reinterpret_cast<int32_t*>(&s + 1);
-  for (uint32_t i = 0; i < n_rows; ++i) index[i] = t.slot<const int32_t>(3)[start + i] / static_cast<int32_t>(p.top_k);
+  for (uint32_t i = 0; i < n_rows; ++i)
+    index[i] = t.slot<const int32_t>(3)[start + i] / static_cast<int32_t>(p.top_k);
   const uint32_t col0 = t.x * kGluColumns, n = p.width - col0 < kGluColumns ? p.width - col0 : kGluColumns;
   glu_columns(weights(5), weights(8), col0, n, Rows<T>{t.slot<const T>(4), p.n_in, index}, n_rows,
               t.slot<T>(11) + static_cast<size_t>(start) * p.width, p.width, s);
@@ -118,8 +123,9 @@ void glu(const Task& t) {
   if (n_rows == 0) return;
   const uint32_t col0 = t.x * kGluColumns, n = p.width - col0 < kGluColumns ? p.width - col0 : kGluColumns;
   glu_columns(matrix(t.slots[2], t.slots[3], t.slots[4], p.format, p.n_in),
-              matrix(t.slots[5], t.slots[6], t.slots[7], p.format, p.n_in), col0, n, Rows<T>{t.slot<const T>(1), p.n_in},
-              n_rows, t.slot<T>(8), p.width, *reinterpret_cast<GluScratch*>(t.scratch));
+              matrix(t.slots[5], t.slots[6], t.slots[7], p.format, p.n_in), col0, n,
+              Rows<T>{t.slot<const T>(1), p.n_in}, n_rows, t.slot<T>(8), p.width,
+              *reinterpret_cast<GluScratch*>(t.scratch));
 }
 
 constexpr uint32_t kDownColumns = 32;
@@ -161,7 +167,8 @@ void expert_down(const Task& t) {
       const float gate = t.slot<const float>(14)[size_t{r} * p.hc_count + h];
       T* stream = t.slot<T>(15) + (size_t{r} * p.hc_count + h) * p.hidden + d0;
       for (uint32_t c = 0; c < n; ++c) {
-        put(stream + c, scalar_fma(gate, rounded<T>(sums[size_t{r} * kDownColumns + c]), to_float(stream[c])));
+        put(stream + c,
+            scalar_fma(gate, rounded<T>(sums[size_t{r} * kDownColumns + c]), to_float(stream[c])));
       }
     }
   }

@@ -38,7 +38,8 @@ void hc_mix(const Task& t) {
       const Rows<T> low = {t.slot<const T>(1) + size_t{r0} * p.rank, p.rank};
       product(w, s * p.hidden + d0, n, low, rows, scratch, [&](uint32_t r, const float* y) {
         const T* normed = t.slot<const T>(5) + ((size_t{r0} + r) * p.hc_count + s) * p.hidden + d0;
-        for (uint32_t c = 0; c < n; ++c) mean[r][c] = scalar_fma(sigmoid(y[c]), to_float(normed[c]), mean[r][c]);
+        for (uint32_t c = 0; c < n; ++c)
+          mean[r][c] = scalar_fma(sigmoid(y[c]), to_float(normed[c]), mean[r][c]);
       });
     }
     for (uint32_t r = 0; r < rows; ++r) {

@@ -1,4 +1,5 @@
-// index_pool, index_score, index_select: which blocks of positions a query reads. Source: model/ARCHITECTURE.md 2.5.
+// index_pool, index_score, index_select: which blocks of positions a query reads. Source:
+// model/ARCHITECTURE.md 2.5.
 //
 //   pooled_c = rope(rms(round(mean of the block's raw keys)), position of the block's first row)
 //   score_c = sum over index heads of max(0, <q_h, pooled_c>) / sqrt(index_dim)
@@ -30,8 +31,8 @@ void index_pool(const Task& t) {
   }
   for (uint32_t i = 0; i < p.index_dim; ++i) key[i] = rounded<T>(key[i]);
   rms_norm(key, t.slot<const float>(3), p.index_dim, p.eps, key);
-  rope_row(in_page<int32_t>(seq, row.position, p.rotary_offset) + first * 3, t.slot<const float>(4), p.half, p.section,
-           p.attention_factor, cos, sin);
+  rope_row(in_page<int32_t>(seq, row.position, p.rotary_offset) + first * 3, t.slot<const float>(4), p.half,
+           p.section, p.attention_factor, cos, sin);
   rotate(key, cos, sin, p.half);
   T* out = in_page<T>(seq, row.position, p.pooled_offset) + first / p.ratio * p.index_dim;
   for (uint32_t i = 0; i < p.index_dim; i += kLanes) store(out + i, load(key + i));
@@ -58,7 +59,8 @@ void index_score(const Task& t) {
   float* scores = t.slot<float>(4) + size_t{t.y} * p.stride;
   const uint32_t in_page_blocks = kPageTokens / p.ratio;
   for (uint32_t b = first; b < end; ++b) {
-    const T* key = in_page<T>(seq, static_cast<int32_t>(b * p.ratio), p.pooled_offset) + b % in_page_blocks * p.index_dim;
+    const T* key = in_page<T>(seq, static_cast<int32_t>(b * p.ratio), p.pooled_offset) +
+                   b % in_page_blocks * p.index_dim;
     float sum = 0;
     for (uint32_t h = 0; h < p.index_n_heads; ++h) {
       const float x = dot(key, q + h * p.index_dim, p.index_dim);
@@ -86,7 +88,8 @@ void index_select(const Task& t) {
     return;
   }
   const float* scores = t.slot<const float>(2) + size_t{t.x} * p.stride;
-  // The key of the last block taken, one byte of it at a time; `left` is how many are still to be taken among equals.
+  // The key of the last block taken, one byte of it at a time; `left` is how many are still to be taken among
+  // equals.
   uint32_t key = 0, mask = 0, left = p.budget_blocks;
   for (int shift = 24; shift >= 0; shift -= 8) {
     uint32_t count[256] = {};

@@ -1,4 +1,5 @@
-// matmul: y = x W^T with the epilogues of metal/params.h. Source: model/ARCHITECTURE.md 2; order of summation: panel.h.
+// matmul: y = x W^T with the epilogues of metal/params.h. Source: model/ARCHITECTURE.md 2; order of
+// summation: panel.h.
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/tables.h"
 

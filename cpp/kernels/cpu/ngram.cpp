@@ -1,9 +1,9 @@
-// ngram_ids, ngram_gather, ple_gate, ple_conv: the hashed n-gram embedding and its injection into the streams.
-// Source: model/ARCHITECTURE.md 2.3.
+// ngram_ids, ngram_gather, ple_gate, ple_conv: the hashed n-gram embedding and its injection into the
+// streams. Source: model/ARCHITECTURE.md 2.3.
 //
 //   row ids: mix_n = xor over s < n of b_s * m_s; head h of order n reads mix_n mod size_h + offset_h
-//   k = rms_D(W_key e), q = rms_D(h), s_j = <k_j, q_j> / sqrt(D), a_j = sigmoid(sign(s_j) * sqrt(max(|s_j|, 1e-6)))
-//   U = (a_j v), N = rms_D(U), h += U + silu(sum over taps of w * N), taps `dilation` rows apart
+//   k = rms_D(W_key e), q = rms_D(h), s_j = <k_j, q_j> / sqrt(D), a_j = sigmoid(sign(s_j) * sqrt(max(|s_j|,
+//   1e-6))) U = (a_j v), N = rms_D(U), h += U + silu(sum over taps of w * N), taps `dilation` rows apart
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/tables.h"
@@ -14,9 +14,11 @@ namespace {
 constexpr uint32_t kMaxNgram = 8;
 constexpr uint32_t kMaxTaps = 8;
 
-// Moves `n_new` rows into the end of a tail of `n_tail` rows, each `width` values of which `n` from `first` are touched.
+// Moves `n_new` rows into the end of a tail of `n_tail` rows, each `width` values of which `n` from `first`
+// are touched.
 template <class T>
-void push_rows(T* tail, uint32_t n_tail, const T* rows, uint32_t n_new, size_t width, uint32_t first, uint32_t n) {
+void push_rows(T* tail, uint32_t n_tail, const T* rows, uint32_t n_new, size_t width, uint32_t first,
+               uint32_t n) {
   for (uint32_t i = 0; i < n_tail; ++i) {
     const uint32_t from = i + n_new;  // of tail rows followed by new rows
     const T* source = from < n_tail ? tail + from * width : rows + size_t{from - n_tail} * width;
@@ -47,7 +49,8 @@ void ngram_ids(const Task& t) {
       stopped = stopped || token == p.segment_token;
       mix ^= static_cast<uint64_t>(stopped ? p.segment_token : token) * static_cast<uint64_t>(multipliers[s]);
       for (uint32_t h = (s - 1) * p.heads_per_ngram; h < s * p.heads_per_ngram; ++h) {
-        ids[h] = static_cast<uint32_t>(mix % static_cast<uint64_t>(sizes[h]) + static_cast<uint64_t>(offsets[h]));
+        ids[h] =
+            static_cast<uint32_t>(mix % static_cast<uint64_t>(sizes[h]) + static_cast<uint64_t>(offsets[h]));
       }
     }
     for (uint32_t i = 0; i + 1 < n_back; ++i) back[i] = back[i + 1];
@@ -127,13 +130,15 @@ void ple_conv(const Task& t) {
       store(stream + c, load(stream + c) + (load(gated + c) + silu(sum)));
     }
     if (seq.is_window) {
-      std::memcpy(at<T>(seq.unsettled, p.unsettled_offset) + r * W + first, normed + r * W + first, n * sizeof(T));
+      std::memcpy(at<T>(seq.unsettled, p.unsettled_offset) + r * W + first, normed + r * W + first,
+                  n * sizeof(T));
     }
   }
   if (!seq.is_window) push_rows(tail, n_tail, normed, seq.n_rows, W, first, n);
 }
 
-// The convolution of DeltaNet's projections; here because it moves rows as ple_conv does. Source: ARCHITECTURE.md 2.4.
+// The convolution of DeltaNet's projections; here because it moves rows as ple_conv does. Source:
+// ARCHITECTURE.md 2.4.
 template <class T>
 void delta_conv(const Task& t) {
   const auto& p = t.get<DeltaConvParams>();

@@ -4,11 +4,13 @@
 namespace flashnext::cpu::FLASHNEXT_PATH {
 namespace {
 
-// Decodes 32 codes of kBits bits (4 * kBits bytes, nothing beyond them is read) to four vectors of whole numbers.
+// Decodes 32 codes of kBits bits (4 * kBits bytes, nothing beyond them is read) to four vectors of whole
+// numbers.
 template <int kBits>
 struct Codes {
 #if defined(__AVX2__)
-  // Eight codes fill kBits bytes. Where eight bytes from their start would reach past the group, the load ends with them instead.
+  // Eight codes fill kBits bytes. Where eight bytes from their start would reach past the group, the load
+  // ends with them instead.
   template <int kPiece>
   static F piece(const uint8_t* p) {
     constexpr int kBack = kPiece * kBits + 8 > 4 * kBits ? 8 - kBits : 0;
@@ -19,12 +21,11 @@ struct Codes {
     const auto next = [](int i) {  // -1 gives zero: a code that ends in its first byte
       return static_cast<char>(i * kBits % 8 + kBits > 8 ? i * kBits / 8 + kBack + 1 : -1);
     };
-    const __m256i spread = _mm256_setr_epi8(
-        at(0), next(0), -1, -1, at(1), next(1), -1, -1, at(2), next(2), -1, -1, at(3), next(3), -1, -1,
-        at(4), next(4), -1, -1, at(5), next(5), -1, -1, at(6), next(6), -1, -1, at(7), next(7), -1, -1);
-    const __m256i shift =
-        _mm256_setr_epi32(0, kBits % 8, 2 * kBits % 8, 3 * kBits % 8, 4 * kBits % 8, 5 * kBits % 8,
-                          6 * kBits % 8, 7 * kBits % 8);
+    const __m256i spread = _mm256_setr_epi8(at(0), next(0), -1, -1, at(1), next(1), -1, -1, at(2), next(2),
+                                            -1, -1, at(3), next(3), -1, -1, at(4), next(4), -1, -1, at(5),
+                                            next(5), -1, -1, at(6), next(6), -1, -1, at(7), next(7), -1, -1);
+    const __m256i shift = _mm256_setr_epi32(0, kBits % 8, 2 * kBits % 8, 3 * kBits % 8, 4 * kBits % 8,
+                                            5 * kBits % 8, 6 * kBits % 8, 7 * kBits % 8);
     const __m256i wide = _mm256_srlv_epi32(_mm256_shuffle_epi8(bytes, spread), shift);
     return {_mm256_cvtepi32_ps(_mm256_and_si256(wide, _mm256_set1_epi32((1 << kBits) - 1)))};
   }
@@ -75,8 +76,8 @@ struct Codes<8> {
 
 constexpr uint32_t kGroupsAtOnce = 8;
 
-// fp32 copies of up to kGroupsAtOnce scales or biases: converting them together and broadcasting from memory costs a quarter of
-// converting each where it is used.
+// fp32 copies of up to kGroupsAtOnce scales or biases: converting them together and broadcasting from memory
+// costs a quarter of converting each where it is used.
 inline void convert(const bfloat16* from, uint32_t n, float* to) {
   if (n == kGroupsAtOnce) {
     for (uint32_t i = 0; i < kGroupsAtOnce; i += kLanes) store(to + i, load(from + i));
@@ -217,7 +218,8 @@ void dot_row(const Matrix& w, uint32_t col0, uint32_t n_cols, const float* x, fl
   }
 }
 
-void multiply_panel(const float* x, uint32_t n_rows, const float* weights, uint32_t n_cols, uint32_t n, float* sums) {
+void multiply_panel(const float* x, uint32_t n_rows, const float* weights, uint32_t n_cols, uint32_t n,
+                    float* sums) {
   uint32_t r = 0;
   for (; r + 4 <= n_rows; r += 4) {
     multiply_rows<4>(x + r * kPanelInputs, weights, n_cols, n, sums + size_t{r} * kPanelColumns * kLanes);

@@ -1,8 +1,10 @@
-// Products of rows with a stored matrix, the one place where weights are read: y[r][c] = sum_k x[r][k] * w[c][k].
+// Products of rows with a stored matrix, the one place where weights are read: y[r][c] = sum_k x[r][k] *
+// w[c][k].
 //
-// bfloat16 rows with affine codes go to codes.h. All else is fp32: a weight is decoded as fma(scale, code, bias); lane l sums the
-// inputs k = l (mod kLanes) by ascending k in one chain of fma; the lanes are added by the tree of reduce_add, for any number
-// of rows. One row reads the weights straight from memory; several rows share a decoded panel.
+// bfloat16 rows with affine codes go to codes.h. All else is fp32: a weight is decoded as fma(scale, code,
+// bias); lane l sums the inputs k = l (mod kLanes) by ascending k in one chain of fma; the lanes are added by
+// the tree of reduce_add, for any number of rows. One row reads the weights straight from memory; several
+// rows share a decoded panel.
 #pragma once
 
 #include "kernels/cpu/codes.h"
@@ -64,17 +66,21 @@ union PanelScratch {
   CodeScratch codes;
 };
 
-// Decodes inputs k0 .. k0 + n of one matrix row to fp32. k0 and n are multiples of 32 (of the group where it is larger).
+// Decodes inputs k0 .. k0 + n of one matrix row to fp32. k0 and n are multiples of 32 (of the group where it
+// is larger).
 void decode(const Matrix& w, uint32_t row, uint32_t k0, uint32_t n, float* out);
 // One row of inputs: y[c] = dot(x, row col0 + c), c < n_cols.
 void dot_row(const Matrix& w, uint32_t col0, uint32_t n_cols, const float* x, float* y);
-// Adds to sums[r][c][lane] the products of n_rows rows of x with n_cols rows of weights over n inputs (strides kPanelInputs).
-void multiply_panel(const float* x, uint32_t n_rows, const float* weights, uint32_t n_cols, uint32_t n, float* sums);
+// Adds to sums[r][c][lane] the products of n_rows rows of x with n_cols rows of weights over n inputs
+// (strides kPanelInputs).
+void multiply_panel(const float* x, uint32_t n_rows, const float* weights, uint32_t n_cols, uint32_t n,
+                    float* sums);
 
-// Calls emit(r, y) for each r < n_rows, y[c] being the product of row r with matrix row col0 + c, c < n_cols <= kPanelColumns.
+// Calls emit(r, y) for each r < n_rows, y[c] being the product of row r with matrix row col0 + c, c < n_cols
+// <= kPanelColumns.
 template <class Emit>
-inline void product_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<bfloat16> x, uint32_t n_rows, CodeScratch& s,
-                          Emit emit) {
+inline void product_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<bfloat16> x, uint32_t n_rows,
+                          CodeScratch& s, Emit emit) {
   const bfloat16* rows[kCodeRows];
   for (uint32_t r0 = 0; r0 < n_rows; r0 += kCodeRows) {
     const uint32_t n = n_rows - r0 < kCodeRows ? n_rows - r0 : kCodeRows;
@@ -85,8 +91,8 @@ inline void product_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<
 }
 
 template <class T, class Emit>
-inline void product_floats(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<T> x, uint32_t n_rows, FloatScratch& s,
-                           Emit emit) {
+inline void product_floats(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<T> x, uint32_t n_rows,
+                           FloatScratch& s, Emit emit) {
   if (n_rows == 1) {
     to_floats(x[0], w.n_in, s.row);
     dot_row(w, col0, n_cols, s.row, s.y);
@@ -111,14 +117,14 @@ inline void product_floats(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows
 }
 
 template <class Emit>
-inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<bfloat16> x, uint32_t n_rows, PanelScratch& s,
-                    Emit emit) {
+inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<bfloat16> x, uint32_t n_rows,
+                    PanelScratch& s, Emit emit) {
   if (w.format.bits < 16) return product_codes(w, col0, n_cols, x, n_rows, s.codes, emit);
   product_floats(w, col0, n_cols, x, n_rows, s.f, emit);
 }
 template <class Emit>
-inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<float> x, uint32_t n_rows, PanelScratch& s,
-                    Emit emit) {
+inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<float> x, uint32_t n_rows,
+                    PanelScratch& s, Emit emit) {
   product_floats(w, col0, n_cols, x, n_rows, s.f, emit);
 }
 

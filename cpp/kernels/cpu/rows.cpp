@@ -22,8 +22,8 @@ template <class T>
 void copy_rows(const Task& t) {
   const auto& p = t.get<CopyRowsParams>();
   if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountLogits]) return;
-  std::memcpy(t.slot<T>(3) + size_t{t.x} * p.width, t.slot<const T>(2) + size_t(t.slot<const int32_t>(1)[t.x]) * p.width,
-              p.width * sizeof(T));
+  std::memcpy(t.slot<T>(3) + size_t{t.x} * p.width,
+              t.slot<const T>(2) + size_t(t.slot<const int32_t>(1)[t.x]) * p.width, p.width * sizeof(T));
 }
 
 void argmax(const Task& t) {
@@ -38,8 +38,10 @@ void argmax(const Task& t) {
 }
 
 constexpr KernelEntry kEntries[] = {
-    {"embed_bf16", embed<bfloat16>, 1},       {"embed_f32", embed<float>, 1},
-    {"copy_rows_bf16", copy_rows<bfloat16>, 1}, {"copy_rows_f32", copy_rows<float>, 1},
+    {"embed_bf16", embed<bfloat16>, 1},
+    {"embed_f32", embed<float>, 1},
+    {"copy_rows_bf16", copy_rows<bfloat16>, 1},
+    {"copy_rows_f32", copy_rows<float>, 1},
     {"argmax", argmax, 1},
 };
 

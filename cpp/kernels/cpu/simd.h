@@ -1,8 +1,9 @@
 // The seam of the instruction paths: a vector of kLanes floats and the operations kernels are written in.
 //
-// Kernel files are compiled once for each path, with FLASHNEXT_PATH naming it and flags to match. Everything they define lives in
-// that path's namespace and uses no templates of the standard library, so that the linker can never pick code compiled for
-// one path for another (tests/project checks the symbols). A new path adds its vector type here.
+// Kernel files are compiled once for each path, with FLASHNEXT_PATH naming it and flags to match. Everything
+// they define lives in that path's namespace and uses no templates of the standard library, so that the
+// linker can never pick code compiled for one path for another (tests/project checks the symbols). A new path
+// adds its vector type here.
 //
 // The portable path has no fused multiply-add: fma(a, b, c) rounds twice there.
 #pragma once
@@ -38,8 +39,7 @@ inline void store(float* p, F x) { _mm256_storeu_ps(p, x.v); }
 inline void store(bfloat16* p, F x) {
   const __m256i u = _mm256_castps_si256(x.v);
   const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
-  __m256i r = _mm256_srli_epi32(
-      _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
+  __m256i r = _mm256_srli_epi32(_mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff))), 16);
   const __m256i quiet = _mm256_or_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(0x40));
   const __m256 nan = _mm256_cmp_ps(x.v, x.v, _CMP_UNORD_Q);
   r = _mm256_blendv_epi8(r, quiet, _mm256_castps_si256(nan));
@@ -54,9 +54,7 @@ inline F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 // The second argument wins where either is NaN.
 inline F min(F a, F b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline F max(F a, F b) { return {_mm256_max_ps(a.v, b.v)}; }
-inline F round(F a) {
-  return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
-}
+inline F round(F a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // 2^n for whole n in -126 .. 127.
 inline F pow2(F n) {
   const __m256i e = _mm256_add_epi32(_mm256_cvtps_epi32(n.v), _mm256_set1_epi32(127));
@@ -74,8 +72,8 @@ struct F {
   float v[kLanes];
 };
 
-#define FLASHNEXT_LANES(expr)                    \
-  F r;                                           \
+#define FLASHNEXT_LANES(expr)                     \
+  F r;                                            \
   for (int i = 0; i < kLanes; ++i) r.v[i] = expr; \
   return r
 inline F set1(float x) { FLASHNEXT_LANES(x); }

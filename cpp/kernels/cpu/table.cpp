@@ -34,8 +34,8 @@ std::vector<KernelEntry> kernels_of(const std::string& path) {
 #endif
   (void)path;
   using namespace portable;
-  return join(matmul_kernels(), hyper_kernels(), ngram_kernels(), delta_kernels(), attention_kernels(), index_kernels(),
-              expert_kernels(), row_kernels());
+  return join(matmul_kernels(), hyper_kernels(), ngram_kernels(), delta_kernels(), attention_kernels(),
+              index_kernels(), expert_kernels(), row_kernels());
 }
 
 }  // namespace
@@ -55,7 +55,8 @@ DeviceRef open(std::string path, const Options& options) {
   if (std::find(paths.begin(), paths.end(), path) == paths.end()) {
     std::string known;
     for (const std::string& p : paths) known += (known.empty() ? "" : ", ") + p;
-    throw InvalidArgument("this processor cannot run the instruction path '" + path + "'; it can run: " + known);
+    throw InvalidArgument("this processor cannot run the instruction path '" + path +
+                          "'; it can run: " + known);
   }
   return open_device(path, kernels_of(path), options);
 }

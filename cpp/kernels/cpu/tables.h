@@ -1,4 +1,5 @@
-// The kernel lists of one instruction path, a list a file. Included once for each path, with FLASHNEXT_PATH naming it.
+// The kernel lists of one instruction path, a list a file. Included once for each path, with FLASHNEXT_PATH
+// naming it.
 #include "device/cpu/task.h"
 
 namespace flashnext::cpu::FLASHNEXT_PATH {
