@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 import torch
 import transformers
-
 from support.reference.primitives import Array
 from support.reference_cases import CASES, SEED, reference_results, text_model
 from support.transformers_oracle import build, expected, expected_draft, float64_islands

@@ -28,7 +28,7 @@ from support.reference.primitives import Array
 from support.setups import Oracle, store_bfloat16
 
 FACTOR = 4.0
-UNIT = {"float32": 2.0**-24, "bfloat16": 2.0**-9}
+UNIT = {"float32": 2.0**-24, "bfloat16": 2.0**-8}
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from flashnext.checkpoint import ModelConfig, parse_config
 from flashnext.checkpoint.names import Kind, mtp_specs, text_specs, vision_specs
 from flashnext.checkpoint.quantize import bf16_to_float32
+
 from support.random_checkpoint import random_config, random_tensor
 from support.reference.decoder import LayerState
 from support.reference.media import rope_index
