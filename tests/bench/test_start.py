@@ -57,3 +57,9 @@ def test_server_that_cannot_start_is_reported_with_its_message(monkeypatch: pyte
     monkeypatch.setattr(start, "SERVE", "import sys; sys.exit('no such checkpoint')")
     with pytest.raises(StartError, match="no such checkpoint"):
         start.time_server()
+
+
+def test_marks_of_a_real_server_come_in_order() -> None:
+    marks = start.time_server()
+    assert list(marks) == ["answers", "first token"]
+    assert 0 < marks["answers"] <= marks["first token"]
