@@ -3,9 +3,9 @@
     python bench/accuracy.py tests/tiny/hf:float32 tests/tiny/hf:bfloat16 \\
         python/flashnext/data/tiny-6bit:bfloat16
 
-Prompts are held out as in tests/tiny/train (a hash of the prompt keeps them out of training), drawn from a seed
-that the report names; tasks with pictures are left out until flashnext reads them. A reply counts when all its
-tokens, reasoning and end token included, are the expected ones.
+Prompts are held out as in tests/tiny/train (a hash of the prompt keeps them out of training), drawn from a
+seed that the report names; tasks with pictures are left out until flashnext reads them. A reply counts when
+all its tokens, reasoning and end token included, are the expected ones.
 """
 
 from __future__ import annotations
