@@ -19,6 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 TIMEOUT_S = 60.0
@@ -96,9 +97,12 @@ def time_server() -> dict[str, float]:
     port = _free_port()
     start_s = time.monotonic()
     command = [sys.executable, "-c", SERVE, "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    with ExitStack() as stack:
+        process = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        )
         try:
-            response = _ask(port, start_s, process)
+            response = stack.enter_context(_ask(port, start_s, process))
             marks = {"answers": time.monotonic() - start_s}
             for line in response:
                 if has_text(line):
@@ -146,15 +150,17 @@ def summarize(name: str, runs: list[dict[str, float]]) -> Iterable[str]:
 def _ask(port: int, start_s: float, process: subprocess.Popen[bytes]) -> http.client.HTTPResponse:
     """Post the request again and again until the server takes it."""
     body = json.dumps(REQUEST)
+    headers = {"Content-Type": "application/json", "Connection": "close"}
     while time.monotonic() - start_s < TIMEOUT_S:
         if process.poll() is not None:
             errors = process.stderr.read().decode(errors="replace") if process.stderr else ""
             raise StartError(f"flashnext-serve: exit status {process.returncode}\n{errors[-2000:]}")
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
         try:
-            connection.request("POST", "/v1/chat/completions", body, {"Content-Type": "application/json"})
+            connection.request("POST", "/v1/chat/completions", body, headers)
             response = connection.getresponse()
         except ConnectionError:
+            connection.close()
             time.sleep(RETRY_S)
             continue
         if response.status == http.client.SERVICE_UNAVAILABLE:  # it listens, and is still loading
@@ -162,8 +168,10 @@ def _ask(port: int, start_s: float, process: subprocess.Popen[bytes]) -> http.cl
             time.sleep(RETRY_S)
             continue
         if response.status != http.client.OK:
-            raise StartError(f"flashnext-serve answered {response.status}: {response.read()[:500]!r}")
-        return response
+            message = response.read()[:500]
+            connection.close()
+            raise StartError(f"flashnext-serve answered {response.status}: {message!r}")
+        return response  # holds the socket from here on: the request asks to close it
     raise StartError(f"flashnext-serve did not answer within {TIMEOUT_S:.0f} s")
 
 
