@@ -66,7 +66,7 @@ void expert_sort(const Task& t) {
   for (uint32_t i = 0; i < n_pairs; ++i) pairs[next[ids[i]]++] = static_cast<int32_t>(i);
 }
 
-constexpr uint32_t kGluColumns = 32;
+constexpr uint32_t kGluColumns = 64;
 
 struct GluScratch {
   PanelScratch panel;
@@ -128,7 +128,7 @@ void glu(const Task& t) {
               *reinterpret_cast<GluScratch*>(t.scratch));
 }
 
-constexpr uint32_t kDownColumns = 32;
+constexpr uint32_t kDownColumns = 64;
 
 template <class T>
 void expert_down(const Task& t) {

@@ -18,7 +18,7 @@ void hc_norm(const Task& t) {
            t.slot<T>(3) + at);
 }
 
-constexpr uint32_t kMixColumns = 16;
+constexpr uint32_t kMixColumns = 64;
 
 template <class T>
 void hc_mix(const Task& t) {
