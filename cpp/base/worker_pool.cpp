@@ -7,9 +7,9 @@
 namespace flashnext {
 namespace {
 
-// About ten microseconds: longer than the usual skew between workers at the end of a segment, shorter than a
-// time slice.
-constexpr int kSpins = 400;
+// Some thirty microseconds: longer than the usual skew between workers at the end of a segment (a task),
+// shorter than waking a thread costs on a virtual machine, and far shorter than a time slice.
+constexpr int kSpins = 2000;
 
 void relax() {
 #if defined(__x86_64__) || defined(_M_X64)
