@@ -26,6 +26,8 @@ class HostBuffer final : public Buffer {
   explicit HostBuffer(size_t size_bytes) : size_bytes_(size_bytes) {
     // Large blocks come zeroed from the system and cost nothing until they are touched.
     constexpr size_t kAlign = 64;
+    if (size_bytes > SIZE_MAX / 2)
+      throw OutOfMemory("no buffer can hold " + std::to_string(size_bytes) + " bytes");
     const size_t rounded = (std::max<size_t>(size_bytes, 1) + kAlign - 1) / kAlign * kAlign;
     raw_ = std::calloc(rounded + kAlign, 1);
     if (!raw_) {
@@ -238,8 +240,8 @@ class Executor {
       if (task < n) break;
       task -= n;
     }
-    void* const* slots = &program_->slots[d->first_slot];
-    const void* params = &program_->params[d->params];
+    void* const* slots = program_->slots.data() + d->first_slot;
+    const void* params = program_->params.data() + d->params;
     if (!d->kernel) {
       std::memcpy(slots[1], slots[0], *static_cast<const uint64_t*>(params));
       return;
@@ -335,7 +337,7 @@ class Commands final : public CommandBuffer {
         {kernel, grid, static_cast<uint32_t>(p.slots.size()), static_cast<uint32_t>(p.params.size())});
     for (const Slice& s : slots) p.slots.push_back(s ? s.host() : nullptr);
     p.params.resize(p.params.size() + (params.size() + 7) / 8);
-    std::memcpy(&p.params[p.dispatches.back().params], params.data(), params.size());
+    if (!params.empty()) std::memcpy(&p.params[p.dispatches.back().params], params.data(), params.size());
     ++p.segments.back().n_dispatches;
   }
 

@@ -1,0 +1,90 @@
+"""`python -m flashnext.contract`: run the kernel contract on the devices present and write a receipt."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from flashnext import _core as core
+from flashnext.contract.check import SEED, Report, Subject, run_all, subjects
+from flashnext.contract.launch import DeviceRunner
+from flashnext.contract.sweep import rotary_sweep, tables
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what the command line asks for.
+
+    Returns:
+        0 if every gate is green and saw its planted faults, else 1.
+    """
+    parser = argparse.ArgumentParser(prog="python -m flashnext.contract", description=__doc__)
+    parser.add_argument(
+        "--path", action="append", help="instruction path (default: all this machine can run)"
+    )
+    parser.add_argument("--kernel", action="append", help="kernel or family (default: all)")
+    parser.add_argument("--seed", type=int, default=SEED, help="of the drawn inputs")
+    parser.add_argument(
+        "--sweep", action="store_true", help="every rotary position to 1,048,576 as well (minutes)"
+    )
+    parser.add_argument("--receipt", type=Path, help="write what was found to this JSON file")
+    given = parser.parse_args(arguments)
+
+    chosen = [s for s in subjects() if not given.kernel or {s.name, s.family.name} & set(given.kernel)]
+    if not chosen:
+        parser.error(f"no kernel is called {', '.join(given.kernel)}")
+    receipt: list[dict[str, Any]] = []
+    passed = True
+    for path in given.path or core.instruction_paths():
+        runner = DeviceRunner(core.open_device("cpu", 0, path))
+        print(runner.device.name)
+        kernels = {}
+        for subject in chosen:
+            start = time.monotonic()
+            report = run_all(subject, runner, given.seed)
+            passed &= report.passed
+            kernels[subject.name] = _entry(subject, report)
+            print(_line(report, time.monotonic() - start), flush=True)
+        sweeps = []
+        for table in tables() if given.sweep else ():
+            sweep = rotary_sweep(runner, table)
+            passed &= sweep.passed
+            sweeps.append(sweep.as_dict())
+            print(
+                f"  rotary {sweep.table}: {sweep.n_values:,} values, worst {sweep.worst:.2f} ulp at {sweep.worst_at}; "
+                f"{sweep.n_blocks:,} blocks, worst {sweep.worst_block:.2f} ulp; angle {sweep.definition:.2g} rad off"
+            )
+        receipt.append(
+            {"device": runner.device.name, "seed": given.seed, "kernels": kernels, "rotary": sweeps}
+        )
+    if given.receipt:
+        given.receipt.write_text(json.dumps(receipt, indent=1) + "\n")
+    print("passed" if passed else "FAILED")
+    return 0 if passed else 1
+
+
+def _line(report: Report, seconds: float) -> str:
+    state = "ok " if report.passed else "RED"
+    text = (
+        f"  {state} {report.kernel:22} {report.n_shapes:3} shapes, {report.n_faults:3} faults, worst error {report.worst:6.3f} of "
+        f"its bound, {seconds:5.1f} s"
+    )
+    return "\n".join(
+        [text, *(f"      {g}: {e}" for g, e in report.red.items()), *(f"      {u}" for u in report.unseen)]
+    )
+
+
+def _entry(subject: Subject, report: Report) -> dict[str, Any]:
+    family = subject.family
+    return {
+        "envelope": family.envelope, "nonfinite": family.nonfinite, "order": family.order, "launch": family.launch_record,
+        "shapes": report.n_shapes, "red": report.red, "worst_share_of_bound": report.worst, "faults": report.n_faults,
+        "unseen": report.unseen,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,29 @@
+"""The contracts of all kernels, a family of kernels a file; importing this package enters them."""
+
+from flashnext.contract.families import (
+    attention,
+    delta,
+    experts,
+    hyper,
+    index,
+    matmul,
+    ngram,
+    ple,
+    rope,
+    router,
+    rows,
+)
+
+__all__ = [
+    "attention",
+    "delta",
+    "experts",
+    "hyper",
+    "index",
+    "matmul",
+    "ngram",
+    "ple",
+    "rope",
+    "router",
+    "rows",
+]

@@ -1,0 +1,188 @@
+"""embed, copy_rows, argmax: rows on their way into the model and out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from flashnext.contract.approx import Approx
+from flashnext.contract.family import Data, Expected, Family, Shape, register
+from flashnext.contract.faults import Fault
+from flashnext.contract.launch import Builder, Frame, Launch
+from flashnext.contract.matrices import FORMATS, Matrix
+from flashnext.contract.scalars import F32, Scalar
+from flashnext.contract.structs import STRUCTS, counts, struct
+
+SPARE = 2
+
+
+@register
+class Embed(Family):
+    """Stream s of row r is the table's row of the token, for every s."""
+
+    name = "embed"
+    envelope = "hidden a multiple of 32 and of the group; tokens below the table's rows"
+    nonfinite = "a NaN or infinity in the table reaches the streams of the tokens that read it"
+    order = "no sums"
+    launch_record = "0 counts, 1 rows Row[R], 2 codes, 3 scales, 4 biases of [vocab, D], 5 streams T[R, W]; grid (R); first step of a pass"
+    shared = ("table",)
+    shapes = (
+        *({"rows": 5, "hidden": 128, "streams": 4, **f} for f in FORMATS),
+        *(
+            {"rows": rows, "hidden": 64, "streams": s, "bits": 6, "group": 32}
+            for rows, s in ((1, 1), (33, 2), (70, 5))
+        ),
+        *(
+            {"rows": 3, "hidden": h, "streams": 4, "bits": b, "group": g}
+            for h, b, g in ((32, 16, 0), (2560, 16, 0), (2560, 4, 64))
+        ),
+    )
+
+    def units(self, shape: Shape) -> int:
+        return int(shape["rows"])
+
+    def draw(self, shape: Shape, scalar: Scalar, rng: np.random.Generator) -> Data:
+        n = shape["rows"]  # as many table rows, each read by one row of the pass
+        return {
+            "table": Matrix.draw(rng, (n, shape["hidden"]), shape["bits"], shape["group"]),
+            "tokens": rng.permutation(n),
+        }
+
+    def launch(self, shape: Shape, scalar: Scalar, data: Data, pick: Sequence[int], frame: Frame) -> Launch:
+        b = Builder(frame, self.kernel(scalar))
+        rows = np.zeros(len(pick), STRUCTS["Row"])
+        rows["token"] = data["tokens"][list(pick)]
+        b.put("counts", counts(rows=len(pick)))
+        b.put("rows", rows)
+        data["table"].put(b, "table")
+        size = (shape["streams"], shape["hidden"])
+        b.room("streams", (len(pick) + SPARE) * size[0] * size[1] * scalar.size_bytes)
+        b.rows("streams", "streams", pick, scalar, size)
+        params = struct("EmbedParams", format=data["table"].format, hidden=size[1], hc_count=size[0])
+        return b.done((len(pick) + SPARE,), params)
+
+    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
+        table: Matrix = data["table"]
+        size = (shape["streams"], shape["hidden"])
+        out = []
+        for token in data["tokens"]:
+            row = table.approx[int(token)]
+            out.append(Approx(np.broadcast_to(row.value, size), np.broadcast_to(row.error, size)))
+        return {"streams": out}
+
+    def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
+        order = np.arange(shape["hidden"]).reshape(-1, shape["group"] or 32)[:, ::-1].reshape(-1)
+        faults = [
+            Fault(
+                "wrong axis: values of a group backwards",
+                "sums",
+                lambda d: {"table": d["table"].inputs(order)},
+            )
+        ]
+        if shape["rows"] > 1:
+            faults.append(
+                Fault("wrong position: the next token", "sums", lambda d: {"tokens": np.roll(d["tokens"], 1)})
+            )
+        return faults
+
+
+@register
+class CopyRows(Family):
+    """Row i of the result is row map[i] of the source."""
+
+    name = "copy_rows"
+    envelope = "width >= 1"
+    nonfinite = "copied like any value"
+    order = "no sums"
+    launch_record = (
+        "0 counts, 1 map int32[L], 2 source T[R, width], 3 out T[L, width]; grid (L); before the head"
+    )
+    shapes = tuple({"rows": r, "width": w} for r, w in ((1, 1), (5, 31), (9, 64), (33, 257), (3, 10240)))
+
+    def units(self, shape: Shape) -> int:
+        return int(shape["rows"])
+
+    def draw(self, shape: Shape, scalar: Scalar, rng: np.random.Generator) -> Data:
+        n = shape["rows"]
+        source = scalar.encode(rng.standard_normal((2 * n, shape["width"])))
+        return {"source": source, "map": rng.permutation(2 * n)[:n].astype(np.int32)}
+
+    def launch(self, shape: Shape, scalar: Scalar, data: Data, pick: Sequence[int], frame: Frame) -> Launch:
+        b = Builder(frame, self.kernel(scalar))
+        b.put("counts", counts(logits=len(pick)))
+        b.put("map", data["map"][list(pick)])
+        b.put("source", data["source"])
+        b.room("out", (len(pick) + SPARE) * shape["width"] * scalar.size_bytes)
+        b.rows("out", "out", pick, scalar.bits, (shape["width"],))
+        return b.done((len(pick) + SPARE,), struct("CopyRowsParams", width=shape["width"]))
+
+    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
+        return {"out": list(data["source"][data["map"]])}
+
+    def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
+        return (
+            Fault("wrong position: the map read from its end", "sums", lambda d: {"map": d["map"][::-1]})
+            if shape["rows"] > 1
+            else Fault(
+                "wrong axis: values backwards", "sums", lambda d: {"source": d["source"][:, ::-1] + 1}
+            ),
+        )
+
+
+@register
+class Argmax(Family):
+    """The lowest id of the largest of the first n_valid logits; a NaN never wins unless all are NaN (then id
+    0).
+    """
+
+    name = "argmax"
+    types = ()
+    envelope = "1 <= n_valid <= vocab"
+    nonfinite = "NaN never wins; all NaN gives id 0; infinities are numbers"
+    order = "no sums; ties to the lower id"
+    launch_record = "0 counts, 1 logits float[L, vocab], 2 out int32[L]; grid (L); after the head"
+    per_unit = ("logits",)
+    shapes = tuple(
+        {"rows": r, "vocab": v, "valid": n}
+        for r, v, n in ((1, 1, 1), (5, 7, 5), (9, 64, 64), (3, 1025, 1024), (2, 248320, 248077))
+    )
+
+    def units(self, shape: Shape) -> int:
+        return int(shape["rows"])
+
+    def draw(self, shape: Shape, scalar: Scalar, rng: np.random.Generator) -> Data:
+        # Few distinct values, so that ties are the rule; the last row is all NaN below n_valid.
+        logits = rng.integers(-4, 5, (shape["rows"], shape["vocab"])).astype(np.float64)
+        logits[:, shape["valid"] :] = 100
+        if shape["rows"] > 2:
+            logits[-1, : shape["valid"]] = np.nan
+            logits[-2, 0] = np.nan
+        return {"logits": logits}
+
+    def launch(self, shape: Shape, scalar: Scalar, data: Data, pick: Sequence[int], frame: Frame) -> Launch:
+        b = Builder(frame, self.kernel(None))
+        b.put("counts", counts(logits=len(pick)))
+        b.put("logits", F32.encode(data["logits"][list(pick)]))
+        b.room("out", (len(pick) + SPARE) * 4)
+        b.rows("out", "out", pick, np.int32, (1,))
+        params = struct("ArgmaxParams", vocab=shape["vocab"], n_valid=data.get("valid", shape["valid"]))
+        return b.done((len(pick) + SPARE,), params)
+
+    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
+        best = []
+        for row in data["logits"][:, : shape["valid"]]:
+            numbers = np.flatnonzero(~np.isnan(row))
+            best.append(numbers[row[numbers].argmax()] if numbers.size else 0)
+        return {"out": list(np.array(best, np.int32)[:, None])}
+
+    def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
+        if shape["vocab"] == shape["valid"]:
+            return ()
+        return (
+            Fault(
+                "dropped tail: ids beyond the valid ones are read",
+                "sums",
+                lambda d: {"valid": shape["vocab"]},
+            ),
+        )

@@ -1,0 +1,171 @@
+"""One launch of a kernel over arrays of bytes: what goes in, and where what comes out is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flashnext import _core as core
+from flashnext.contract.scalars import Array, Scalar
+
+Bytes = npt.NDArray[np.uint8]
+Result = Mapping[str, Bytes]
+GUARD_BYTES = 64  # after each slot; a kernel must not write them, and what it reads there is NaN or -1
+NAN_BYTE = 0xFF
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a launch does not decide: the device's tile of a kernel, and the byte that output slots hold
+    before.
+    """
+
+    tile: Callable[[str], int]
+    poison: int = NAN_BYTE
+
+
+@dataclass(frozen=True)
+class Output:
+    """A place that a kernel has to write.
+
+    Attributes:
+        name: Of the result; its reference stands under it.
+        unit: The row, sequence or page the result belongs to: what must not depend on its company.
+        slot: The slot that holds it.
+        offset: Bytes into the slot.
+        dtype: Of the stored elements.
+        shape: Of the result.
+        strides: In bytes; contiguous by default.
+        scalar: How floats are stored, or None for what must be equal bit for bit.
+        updated: Whether the kernel reads the place before it writes (so that it holds no poison).
+    """
+
+    name: str
+    unit: int
+    slot: str
+    offset: int
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None = None
+    scalar: Scalar | None = None
+    updated: bool = False
+
+    def view(self, result: Result) -> Array:
+        """The stored elements in a result."""
+        return np.ndarray(self.shape, self.dtype, result[self.slot].data, self.offset, self.strides)
+
+    def values(self, result: Result) -> Array:
+        """The elements as numbers: float64 for floats."""
+        stored = np.ascontiguousarray(self.view(result))
+        return stored if self.scalar is None else self.scalar.decode(stored)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel, its grid, slots in order (further ones are memory reached by address) and argument struct.
+
+    Attributes:
+        relocations: (slot, byte offset, slot, byte offset): the device address of the second place is written
+            at the first.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    params: bytes
+    slots: Mapping[str, Bytes]
+    relocations: Sequence[tuple[str, int, str, int]]
+    outputs: Sequence[Output]
+
+
+@dataclass
+class Builder:
+    """Collects the slots and outputs of a launch, in the kernel's order."""
+
+    frame: Frame
+    kernel: str
+    slots: dict[str, Bytes] = field(default_factory=dict)
+    relocations: list[tuple[str, int, str, int]] = field(default_factory=list)
+    outputs: list[Output] = field(default_factory=list)
+
+    def put(self, name: str, array: Array) -> None:
+        """A slot that holds `array`."""
+        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        guard = np.full(GUARD_BYTES, NAN_BYTE, np.uint8)
+        self.slots[name] = np.concatenate([flat, guard])
+
+    def unused(self, *names: str) -> None:
+        """Empty slots."""
+        for name in names:
+            self.slots[name] = np.empty(0, np.uint8)
+
+    def room(self, name: str, size_bytes: int) -> None:
+        """A slot of poison, to be written."""
+        self.slots[name] = np.full(size_bytes + GUARD_BYTES, self.frame.poison, np.uint8)
+
+    def address(self, slot: str, offset: int, target: str, target_offset: int = 0) -> None:
+        """Write at `offset` of `slot` the device address of a place in `target`."""
+        self.relocations.append((slot, offset, target, target_offset))
+
+    def output(
+        self,
+        name: str,
+        unit: int,
+        slot: str,
+        offset: int,
+        kind: Scalar | npt.DTypeLike,
+        shape: Sequence[int],
+        strides: Sequence[int] | None = None,
+        updated: bool = False,
+    ) -> None:
+        """A result of floats stored as `kind`, or of integers of that dtype."""
+        scalar = kind if isinstance(kind, Scalar) else None
+        dtype = np.dtype(scalar.bits if scalar else kind)  # type: ignore[arg-type]
+        steps = None if strides is None else tuple(strides)
+        self.outputs.append(Output(name, unit, slot, offset, dtype, tuple(shape), steps, scalar, updated))
+
+    def rows(
+        self,
+        name: str,
+        slot: str,
+        pick: Sequence[int],
+        kind: Scalar | npt.DTypeLike,
+        shape: Sequence[int],
+        updated: bool = False,
+    ) -> None:
+        """One result a picked unit: row i of the slot belongs to unit pick[i]."""
+        size = np.dtype(kind.bits if isinstance(kind, Scalar) else kind).itemsize * int(np.prod(shape))
+        for i, unit in enumerate(pick):
+            self.output(name, unit, slot, i * size, kind, shape, updated=updated)
+
+    def done(self, grid: Sequence[int], params: npt.NDArray[np.void] | None) -> Launch:
+        """The launch."""
+        x, y, z = (*grid, 1, 1)[:3]
+        packed = b"" if params is None else params.tobytes()
+        return Launch(self.kernel, (x, y, z), packed, self.slots, self.relocations, self.outputs)
+
+
+class DeviceRunner:
+    """Runs launches on a device of the core."""
+
+    def __init__(self, device: core.Device) -> None:
+        self.device = device
+
+    def tile(self, kernel: str) -> int:
+        """How many columns one grid step of the kernel's tiled axis covers."""
+        return core.testing.kernel_tile(self.device, kernel)
+
+    def __call__(self, launch: Launch) -> Result:
+        """The bytes of every slot afterwards; the launch's own stay as they are."""
+        names = list(launch.slots)
+        after = {name: data.copy() for name, data in launch.slots.items()}
+        places = [(names.index(a), at, names.index(b), to) for a, at, b, to in launch.relocations]
+        core.testing.run_kernel(
+            self.device, launch.kernel, launch.grid, list(after.values()), launch.params, places
+        )
+        for slot, at, _, _ in launch.relocations:  # an address is no result
+            after[slot][at : at + 8] = launch.slots[slot][at : at + 8]
+        return after
