@@ -13,7 +13,7 @@ struct Codes {
   // ends with them instead.
   template <int kPiece>
   static F piece(const uint8_t* p) {
-    constexpr int kBack = kPiece * kBits + 8 > 4 * kBits ? 8 - kBits : 0;
+    constexpr int kBack = kPiece * kBits + 8 > 4 * kBits ? kPiece * kBits + 8 - 4 * kBits : 0;
     uint64_t word;
     std::memcpy(&word, p + kPiece * kBits - kBack, 8);
     const __m256i bytes = _mm256_set1_epi64x(static_cast<long long>(word));
