@@ -54,8 +54,10 @@ def main(arguments: list[str] | None = None) -> int:
             passed &= sweep.passed
             sweeps.append(sweep.as_dict())
             print(
-                f"  rotary {sweep.table}: {sweep.n_values:,} values, worst {sweep.worst:.2f} ulp at {sweep.worst_at}; "
-                f"{sweep.n_blocks:,} blocks, worst {sweep.worst_block:.2f} ulp; angle {sweep.definition:.2g} rad off"
+                f"  rotary {sweep.table}: {sweep.n_values:,} values, worst {sweep.worst:.2f} ulp at "
+                f"{sweep.worst_at}; "
+                f"{sweep.n_blocks:,} blocks, worst {sweep.worst_block:.2f} ulp; angle "
+                f"{sweep.definition:.2g} rad off"
             )
         receipt.append(
             {"device": runner.device.name, "seed": given.seed, "kernels": kernels, "rotary": sweeps}
@@ -69,7 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
 def _line(report: Report, seconds: float) -> str:
     state = "ok " if report.passed else "RED"
     text = (
-        f"  {state} {report.kernel:22} {report.n_shapes:3} shapes, {report.n_faults:3} faults, worst error {report.worst:6.3f} of "
+        f"  {state} {report.kernel:22} {report.n_shapes:3} shapes, {report.n_faults:3} faults, worst "
+        f"error {report.worst:6.3f} of "
         f"its bound, {seconds:5.1f} s"
     )
     return "\n".join(
@@ -80,10 +83,16 @@ def _line(report: Report, seconds: float) -> str:
 def _entry(subject: Subject, report: Report) -> dict[str, Any]:
     family = subject.family
     return {
-        "envelope": family.envelope, "nonfinite": family.nonfinite, "order": family.order, "launch": family.launch_record,
-        "shapes": report.n_shapes, "red": report.red, "worst_share_of_bound": report.worst, "faults": report.n_faults,
+        "envelope": family.envelope,
+        "nonfinite": family.nonfinite,
+        "order": family.order,
+        "launch": family.launch_record,
+        "shapes": report.n_shapes,
+        "red": report.red,
+        "worst_share_of_bound": report.worst,
+        "faults": report.n_faults,
         "unseen": report.unseen,
-    }  # fmt: skip
+    }
 
 
 if __name__ == "__main__":

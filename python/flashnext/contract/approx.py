@@ -1,5 +1,4 @@
-"""Numbers that carry a bound of their own error: the float64 reference of a kernel and its tolerance in one
-computation.
+"""Numbers that carry a bound of their own error: reference and tolerance in one computation.
 
 An `Approx` holds float64 values and, for each, how far a kernel that computes the same in fp32 may be away.
 Every operation carries the errors of its inputs through and adds the rounding of one fp32 operation. Sums
@@ -81,21 +80,21 @@ class Approx:
         return Approx(self.value.reshape(*shape), self.error.reshape(*shape))
 
     def sum(self, axis: int = -1, keepdims: bool = False) -> Approx:
-        """A sum in any order."""
+        """Sum in any order."""
         n = self.value.shape[axis]
         total = self.magnitude.sum(axis, keepdims=keepdims)
         error = self.error.sum(axis, keepdims=keepdims) + gamma(n) * total
         return Approx(self.value.sum(axis, keepdims=keepdims), error)
 
     def monotone(self, f: Callable[[Float64], Float64], ulps: float) -> Approx:
-        """A monotone function, itself computed to `ulps` units in the last place."""
+        """Apply a monotone function, itself computed to `ulps` units in the last place."""
         value, error = f(self.value), self.error
         with np.errstate(invalid="ignore", over="ignore"):
             moved = np.maximum(np.abs(f(self.value + error) - value), np.abs(f(self.value - error) - value))
         return Approx(value, moved)._rounded(2 * ulps)
 
     def stored(self, scalar: Scalar) -> Approx:
-        """The store to `scalar`; exact for values that it holds already."""
+        """Store to `scalar`; exact for values that it holds already."""
         return Approx(self.value, self.error + scalar.unit * self.magnitude + scalar.least + TINY)
 
     def exp(self) -> Approx:
@@ -142,9 +141,7 @@ def unit_rms(x: Approx, eps: float) -> Approx:
 
 
 def rotate(x: Approx, cos: Approx, sin: Approx) -> Approx:
-    """Rotate the first 2 * half values of the last axis, pairing (j, j + half); cos and sin (..., half)
-    broadcast.
-    """
+    """Rotate the first 2 * half values of the last axis, pairing (j, j + half)."""
     half = cos.value.shape[-1]
     a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
     return concatenate([a * cos - b * sin, b * cos + a * sin, rest])

@@ -71,7 +71,7 @@ def run_gate(subject: Subject, gate: str, runner: DeviceRunner, seed: int = SEED
 
 
 def planted(subject: Subject, runner: DeviceRunner, seed: int = SEED) -> Iterator[tuple[Bench, Fault]]:
-    """The faults of a kernel, each with a bench whose kernel has it."""
+    """Yield the faults of a kernel, each with a bench whose kernel has it."""
     for shape in fault_shapes(subject.family.shapes):
         bench = Bench(subject.family, shape, subject.scalar, seed, runner)
         data = bench.draw()
@@ -83,7 +83,7 @@ def planted(subject: Subject, runner: DeviceRunner, seed: int = SEED) -> Iterato
 
 
 def fault_shapes(shapes: Sequence[Shape]) -> Sequence[Shape]:
-    """Some shapes of an envelope, evenly spread."""
+    """Pick some shapes of an envelope, evenly spread."""
     return shapes[:: max(1, len(shapes) // FAULT_SHAPES)]
 
 

@@ -20,7 +20,7 @@ from flashnext.contract.launch import Frame, Launch, Result
 from flashnext.contract.scalars import BF16, F32, Array, Scalar
 
 Shape = Mapping[str, Any]
-Data = dict[str, Any]
+Data = Mapping[str, Any]
 Run = Callable[[Data, Sequence[int]], tuple[Launch, Result]]
 Expected = Mapping[str, Sequence[Approx] | Sequence[Array]]
 
@@ -69,7 +69,7 @@ class Family(ABC):
     shapes: ClassVar[Sequence[Shape]]
 
     def kernel(self, scalar: Scalar | None) -> str:
-        """The kernel's full name."""
+        """Name the kernel in full."""
         return f"{self.name}_{scalar.name}" if scalar and self.types else self.name
 
     @abstractmethod
@@ -78,13 +78,11 @@ class Family(ABC):
 
     @abstractmethod
     def draw(self, shape: Shape, scalar: Scalar, rng: np.random.Generator) -> Data:
-        """Inputs: float64 arrays of values that their slot holds exactly, and whatever else the launch
-        needs.
-        """
+        """Draw inputs: float64 arrays of values that their slots hold exactly, and what else is needed."""
 
     @abstractmethod
     def launch(self, shape: Shape, scalar: Scalar, data: Data, pick: Sequence[int], frame: Frame) -> Launch:
-        """A launch over the units `pick`, in that order."""
+        """Lay out a launch over the units `pick`, in that order."""
 
     @abstractmethod
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:

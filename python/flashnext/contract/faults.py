@@ -87,7 +87,7 @@ def _write_outside(launch: Launch, result: Result) -> None:
 
 
 def common_faults(launch: Launch, has_floats_in: bool) -> list[Fault]:
-    """The faults that any kernel can have, as far as this one's results can show them."""
+    """List the faults that any kernel can have, as far as this one's results can show them."""
     out = [
         Fault("result depends on its company", "repeat", result=_lean_on_company, in_company=True),
         Fault("write behind the end", "shapes", result=_write_outside),

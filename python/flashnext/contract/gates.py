@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -43,11 +44,11 @@ class Bench:
     memo: dict[str, Expected] = field(default_factory=dict)
 
     def with_fault(self, fault: Fault) -> Bench:
-        """The same, its kernel faulty."""
+        """Make the same bench with a faulty kernel."""
         return replace(self, fault=fault)
 
     def expected(self, data: Data) -> Expected:
-        """The reference of what `draw` gives, computed once."""
+        """Compute the reference of what `draw` gives, once."""
         if "expected" not in self.memo:
             self.memo["expected"] = self.family.reference(self.shape, self.scalar, data)
         return self.memo["expected"]
@@ -78,7 +79,7 @@ def _stored(launch: Launch, result: Result) -> dict[tuple[str, int], bytes]:
 
 
 def nonfinite(bench: Bench) -> Finding:
-    """A NaN or an infinity shows exactly where the reference says, and no other unit changes by a bit."""
+    """Require that a NaN or infinity shows where the reference says, and changes no other unit by a bit."""
     data, family = bench.draw(), bench.family
     rng = bench.rng()
     launch = bench.launch(data)
@@ -108,10 +109,10 @@ def _planted(data: Data, key: str, unit: int | None, value: float, rng: np.rando
     if isinstance(data[key], Matrix):
         return {**data, key: data[key].with_nonfinite(value, rng)}
     # A list has an array of its own shape for each unit.
-    held = data[key].copy() if isinstance(data[key], np.ndarray) else [x.copy() for x in data[key]]
+    held: Any = data[key].copy() if isinstance(data[key], np.ndarray) else [x.copy() for x in data[key]]
     if unit is None and isinstance(held, list):
         unit = int(rng.integers(len(held)))
-    part = held if unit is None else held[unit]
+    part: Array = held if unit is None else held[unit]
     if part.size:
         part[tuple(int(rng.integers(n)) for n in part.shape)] = value
     return {**data, key: held}
@@ -129,7 +130,7 @@ def _compare_nonfinite(o: Output, result: Result, expected: Approx | Array) -> s
 
 
 def repeat(bench: Bench) -> Finding:
-    """The same inputs give the same bytes: again, in any company and order, and another way round."""
+    """Require the same bytes of the same inputs: again, in any company and order, another way round."""
     data = bench.draw()
     launch = bench.launch(data)
     base = _stored(launch, bench.run(launch))
@@ -164,7 +165,7 @@ def _companies(n: int, rng: np.random.Generator) -> Iterator[Sequence[int]]:
 
 
 def shapes(bench: Bench) -> Finding:
-    """Everything that has to be written is, and nothing else is touched, whatever was there before."""
+    """Require that all that has to be written is, and nothing else, whatever was there before."""
     data = bench.draw()
     runs = []
     for poison in (NAN_BYTE, _OTHER_POISON):
@@ -191,7 +192,7 @@ def shapes(bench: Bench) -> Finding:
 
 
 def sums(bench: Bench) -> Finding:
-    """Every result is within its bound of the float64 reference; exact ones are equal bit for bit."""
+    """Require every result within its bound of the float64 reference, exact ones equal bit for bit."""
     data = bench.draw()
     launch = bench.launch(data)
     result = bench.run(launch)

@@ -20,8 +20,11 @@ NAN_BYTE = 0xFF
 
 @dataclass(frozen=True)
 class Frame:
-    """What a launch does not decide: the device's tile of a kernel, and the byte that output slots hold
-    before.
+    """What a launch does not decide.
+
+    Attributes:
+        tile: Columns that one grid step of a kernel covers on the device.
+        poison: The byte that output slots hold before.
     """
 
     tile: Callable[[str], int]
@@ -55,11 +58,11 @@ class Output:
     updated: bool = False
 
     def view(self, result: Result) -> Array:
-        """The stored elements in a result."""
+        """View the stored elements in a result."""
         return np.ndarray(self.shape, self.dtype, result[self.slot].data, self.offset, self.strides)
 
     def values(self, result: Result) -> Array:
-        """The elements as numbers: float64 for floats."""
+        """Read the elements as numbers: float64 for floats."""
         stored = np.ascontiguousarray(self.view(result))
         return stored if self.scalar is None else self.scalar.decode(stored)
 
@@ -92,18 +95,18 @@ class Builder:
     outputs: list[Output] = field(default_factory=list)
 
     def put(self, name: str, array: Array) -> None:
-        """A slot that holds `array`."""
+        """Add a slot that holds `array`."""
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         guard = np.full(GUARD_BYTES, NAN_BYTE, np.uint8)
         self.slots[name] = np.concatenate([flat, guard])
 
     def unused(self, *names: str) -> None:
-        """Empty slots."""
+        """Add empty slots."""
         for name in names:
             self.slots[name] = np.empty(0, np.uint8)
 
     def room(self, name: str, size_bytes: int) -> None:
-        """A slot of poison, to be written."""
+        """Add a slot of poison, to be written."""
         self.slots[name] = np.full(size_bytes + GUARD_BYTES, self.frame.poison, np.uint8)
 
     def address(self, slot: str, offset: int, target: str, target_offset: int = 0) -> None:
@@ -121,7 +124,7 @@ class Builder:
         strides: Sequence[int] | None = None,
         updated: bool = False,
     ) -> None:
-        """A result of floats stored as `kind`, or of integers of that dtype."""
+        """Add a result of floats stored as `kind`, or of integers of that dtype."""
         scalar = kind if isinstance(kind, Scalar) else None
         dtype = np.dtype(scalar.bits if scalar else kind)  # type: ignore[arg-type]
         steps = None if strides is None else tuple(strides)
@@ -136,13 +139,13 @@ class Builder:
         shape: Sequence[int],
         updated: bool = False,
     ) -> None:
-        """One result a picked unit: row i of the slot belongs to unit pick[i]."""
+        """Add one result a picked unit: row i of the slot belongs to unit pick[i]."""
         size = np.dtype(kind.bits if isinstance(kind, Scalar) else kind).itemsize * int(np.prod(shape))
         for i, unit in enumerate(pick):
             self.output(name, unit, slot, i * size, kind, shape, updated=updated)
 
     def done(self, grid: Sequence[int], params: npt.NDArray[np.void] | None) -> Launch:
-        """The launch."""
+        """Make the launch."""
         x, y, z = (*grid, 1, 1)[:3]
         packed = b"" if params is None else params.tobytes()
         return Launch(self.kernel, (x, y, z), packed, self.slots, self.relocations, self.outputs)
@@ -155,11 +158,11 @@ class DeviceRunner:
         self.device = device
 
     def tile(self, kernel: str) -> int:
-        """How many columns one grid step of the kernel's tiled axis covers."""
+        """Tell how many columns one grid step of the kernel's tiled axis covers."""
         return core.testing.kernel_tile(self.device, kernel)
 
     def __call__(self, launch: Launch) -> Result:
-        """The bytes of every slot afterwards; the launch's own stay as they are."""
+        """Run a launch; returns the bytes of every slot, the launch's own stay as they are."""
         names = list(launch.slots)
         after = {name: data.copy() for name, data in launch.slots.items()}
         places = [(names.index(a), at, names.index(b), to) for a, at, b, to in launch.relocations]

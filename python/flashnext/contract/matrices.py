@@ -95,14 +95,14 @@ class Matrix:
         groups = magnitude.reshape(*magnitude.shape[:-1], -1, self.group)
         return np.repeat(groups.max(-1), self.group, -1)
 
-    def rows(self, pick: object) -> Matrix:
-        """The matrix at an index of its leading axes."""
+    def rows(self, pick: Any) -> Matrix:
+        """Take the matrix at an index of its leading axes."""
         if self.bits == 16:
-            return replace(self, codes=self.codes[pick])  # type: ignore[index]
-        return Matrix(self.bits, self.group, self.codes[pick], self.scales[pick], self.biases[pick])  # type: ignore[index]
+            return replace(self, codes=self.codes[pick])
+        return Matrix(self.bits, self.group, self.codes[pick], self.scales[pick], self.biases[pick])
 
     def inputs(self, order: Array) -> Matrix:
-        """The matrix with its inputs in another order, which keeps groups whole."""
+        """Put the inputs in another order, which keeps groups whole."""
         if self.bits == 16:
             return replace(self, codes=self.codes[..., order])
         groups = order.reshape(-1, self.group)[:, 0] // self.group
@@ -114,14 +114,13 @@ class Matrix:
         )
 
     def with_nonfinite(self, value: float, rng: np.random.Generator) -> Matrix:
-        """One weight, or one group's scale, made NaN or infinite."""
-        name = "codes" if self.bits == 16 else "scales"
-        array = np.array(getattr(self, name))
+        """Make one weight, or one group's scale, NaN or infinite."""
+        array = np.array(self.codes if self.bits == 16 else self.scales)
         array[tuple(int(rng.integers(n)) for n in array.shape)] = value
-        return replace(self, **{name: array})
+        return replace(self, codes=array) if self.bits == 16 else replace(self, scales=array)
 
     def put(self, b: Builder, name: str) -> None:
-        """The three slots of the matrix, or the parts of them that it has."""
+        """Add the three slots of the matrix; those that it does not have are empty."""
         if self.bits == 16:
             b.put(name, BF16.encode(self.codes))
             b.unused(f"{name} scales", f"{name} biases")
@@ -131,7 +130,7 @@ class Matrix:
         b.put(f"{name} biases", float32_to_bf16(self.biases))
 
     def words(self) -> Array:
-        """Codes as one little-endian bit string a row."""
+        """Pack codes as one little-endian bit string a row."""
         bit = (self.codes[..., None] >> np.arange(self.bits)) & 1
         return np.packbits(
             bit.reshape(*self.codes.shape[:-1], -1).astype(np.uint8), axis=-1, bitorder="little"

@@ -23,7 +23,7 @@ def pages_of(positions: int) -> int:
 
 
 def by_page(array: Array, n_pages: int, per_page: int = PAGE_TOKENS) -> Array:
-    """(n, ...) over positions (or blocks) as (n_pages, per_page, ...); what is not there is NaN, or -1."""
+    """Cut (n, ...) into (n_pages, per_page, ...); what is not there is NaN, or -1."""
     fill: Any = np.nan if array.dtype.kind == "f" else -1
     out = np.full((n_pages * per_page, *array.shape[1:]), fill, array.dtype)
     out[: len(array)] = array
@@ -47,14 +47,14 @@ class Pages:
     n_pages: Sequence[int]
 
     def sequences(self, b: Builder) -> None:
-        """The slot of Sequence rows; only the page table of each is set."""
+        """Add the slot of Sequence rows; only the page table of each is set."""
         rows = np.zeros(len(self.n_pages), STRUCTS["Sequence"])
         b.put("sequences", rows)
         for s in range(len(self.n_pages)):
             b.address("sequences", s * rows.itemsize, f"table {s}")
 
     def put(self, b: Builder) -> None:
-        """Tables and pages."""
+        """Add tables and pages."""
         for s, n in enumerate(self.n_pages):
             b.put(f"table {s}", np.zeros(n, np.uint64))
             for p in range(n):
@@ -72,7 +72,7 @@ class Pages:
         field: str,
         index: tuple[int | slice, ...],
     ) -> None:
-        """A result in a page: the part `index` of a field, whole slices and single places."""
+        """Add a result in a page: the part `index` of a field, whole slices and single places."""
         kind, shape = self.layout.fields[field]
         dtype = np.dtype(kind.bits if isinstance(kind, Scalar) else kind)
         whole = np.ndarray(tuple(shape), dtype, np.zeros(int(np.prod(shape)) * dtype.itemsize, np.uint8).data)
@@ -92,11 +92,10 @@ def row_table(sequences: Array, positions: Array, rotary: Array | None = None) -
 
 
 def angles(rotary: Array, inv_freq: Array, section: Sequence[int]) -> Array:
-    """(n, half) rotary angles as the engine defines them: float32(position) times float32(frequency), in
-    float32.
+    """Compute (n, half) rotary angles as the engine defines them.
 
-    Axis of frequency j: h where j mod 3 is 1, w where it is 2, below three times the axis' section; t
-    elsewhere.
+    An angle is float32(position) times float32(frequency), in float32. Axis of frequency j: h where j mod 3 is
+    1, w where it is 2, below three times the axis' section; t elsewhere.
     """
     j = np.arange(len(inv_freq))
     axis = np.where((j % 3 != 0) & (j < 3 * np.asarray(section)[j % 3]), j % 3, 0)

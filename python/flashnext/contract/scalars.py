@@ -40,12 +40,12 @@ class Scalar:
         return float32_to_bf16(narrow) if self.name == "bf16" else narrow
 
     def decode(self, patterns: Array) -> Float64:
-        """The values of stored patterns."""
+        """Read stored patterns."""
         wide = bf16_to_float32(patterns) if self.name == "bf16" else patterns
         return wide.astype(np.float64)
 
     def rounded(self, values: npt.ArrayLike) -> Float64:
-        """Values as they are after a store."""
+        """Round values as a store does."""
         return self.decode(self.encode(values))
 
 

@@ -1,5 +1,4 @@
-"""Kernels whose unit is a sequence: rows of a prompt chunk or a window over a recurrent state that settles
-lazily.
+"""Kernels whose unit is a sequence over a recurrent state that settles lazily.
 
 A prompt chunk settles what the window before it kept, then its own rows. A window settles what was kept and
 leaves its own rows unsettled, in memory of the session; the next pass gets them back as kept. The state a
@@ -52,16 +51,16 @@ class SequenceFamily(Family):
         return len(PASSES[shape["passes"]])
 
     def passes(self, shape: Shape) -> Data:
-        """n_rows, n_kept and is_window of each unit."""
+        """List n_rows, n_kept and is_window of each unit."""
         rows, kept, window = zip(*PASSES[shape["passes"]], strict=True)
         return {"n_rows": list(rows), "n_kept": list(kept), "is_window": list(window)}
 
     def first_rows(self, data: Data, pick: Sequence[int]) -> list[int]:
-        """The first row of each picked unit in the launch, and behind them the number of rows."""
+        """Compute the first row of each picked unit in the launch; the number of rows stands behind."""
         return [0, *np.cumsum([data["n_rows"][u] for u in pick]).tolist()]
 
     def packed(self, data: Data, key: str, pick: Sequence[int]) -> Any:
-        """The rows of the picked units, one after the other."""
+        """Join the rows of the picked units."""
         return np.concatenate([data[key][u] for u in pick])
 
     def alternatives(self, shape: Shape, data: Data, run: Run) -> Iterable[Alternative]:
@@ -104,7 +103,7 @@ class SequenceFamily(Family):
                 yield Alternative(what, o.name, unit, part, o.view(result))
 
     def _part(self, data: Data, unit: int, rows: slice) -> Data:
-        """Data of one unit alone, with some of its rows."""
+        """Cut out data of one unit alone, with some of its rows."""
         one = dict(data)
         for key in (*self.state_keys, *self.kept_keys, "n_kept", "is_window"):
             one[key] = [data[key][unit]]
@@ -121,8 +120,9 @@ class SequenceFamily(Family):
 
 
 class Block:
-    """Arrays at fixed offsets of one piece of memory, each on a multiple of 64 bytes, behind 64 bytes of
-    something else.
+    """Arrays at fixed offsets of one piece of memory.
+
+    Each begins at a multiple of 64 bytes, behind 64 bytes of something else.
 
     Args:
         fields: Name -> how its elements are stored, and its shape.
@@ -143,10 +143,11 @@ class Block:
         return np.dtype(kind.bits if isinstance(kind, Scalar) else kind)
 
     def pack(self, values: Mapping[str, Array], partial: bool = False) -> Array:
-        """The memory with each field's leading rows set to these values; all else is NaN.
+        """Set each field's leading rows to these values; all else is NaN.
 
         Args:
-            values: By field; `partial` allows fields without any.
+            values: By field.
+            partial: Whether fields without values are allowed.
         """
         out = np.full(self.size_bytes, NAN_BYTE, np.uint8)
         for name, (kind, _) in self.fields.items():
@@ -158,7 +159,7 @@ class Block:
         return out
 
     def output(self, b: Builder, name: str, unit: int, slot: str, n_rows: int | None = None) -> None:
-        """A result in this memory: a field, or its first n_rows rows; updated in place or newly left."""
+        """Add a result in this memory: a field, or its first n_rows rows; updated in place or newly left."""
         kind, shape = self.fields[name]
         updated = n_rows is None
         rows = tuple(shape) if n_rows is None else (n_rows, *tuple(shape)[1:])
@@ -179,7 +180,7 @@ class Memory:
     rows: Block
 
     def sequences(self, b: Builder) -> None:
-        """The slot of Sequence rows."""
+        """Add the slot of Sequence rows."""
         rows = np.zeros(len(self.pick) + SPARE, STRUCTS["Sequence"])
         firsts = self.family.first_rows(self.data, self.pick)
         for i, unit in enumerate(self.pick):
@@ -193,7 +194,7 @@ class Memory:
                 b.address("sequences", i * rows.itemsize + int(fields[field][1]), f"{field} {i}")
 
     def put(self, b: Builder) -> None:
-        """The memory itself, and the results in it."""
+        """Add the memory itself, and the results in it."""
         for i, unit in enumerate(self.pick):
             b.put(f"state {i}", self.state.pack({key: self.data[key][unit] for key in self.state.fields}))
             b.put(f"kept {i}", self.rows.pack({key: self.data[key][unit] for key in self.rows.fields}))

@@ -21,7 +21,7 @@ Void = np.dtype[np.void]
 
 
 def _struct(**fields: Any) -> Void:
-    """A dtype with the C layout of these fields."""
+    """Make a dtype with the C layout of these fields."""
     return np.dtype(list(fields.items()), align=True)
 
 

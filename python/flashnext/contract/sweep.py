@@ -71,13 +71,13 @@ class Sweep:
 
 
 def tables() -> Iterator[Table]:
-    """The real model's plain frequencies, and those stretched fourfold by static YaRN."""
+    """Yield the real model's plain frequencies, and those stretched fourfold by static YaRN."""
     half = sum(SECTION)
     plain = F32.rounded(THETA ** (-np.arange(half) / half))
     yield Table("plain", plain, 1.0)
 
     def border(rotations: float) -> float:
-        return 2 * half * np.log(262144 / (rotations * 2 * np.pi)) / (2 * np.log(THETA))
+        return float(half * np.log(262144 / (rotations * 2 * np.pi)) / np.log(THETA))
 
     low, high = np.floor(border(32.0)), np.ceil(border(1.0))
     ramp = np.clip((np.arange(half) - low) / (high - low), 0, 1)
@@ -137,9 +137,13 @@ def _compare(runner: DeviceRunner, table: Table, rotary: Array, out: Sweep) -> N
 def _pooled(runner: DeviceRunner, table: Table, out: Sweep, step: int, ratio: int = 4) -> None:
     """Blocks of a constant key, which pool to cos - sin and cos + sin of their first row's angles."""
     half, dim = len(table.inv_freq), 2 * len(table.inv_freq)
-    layout = Block({
-        "rotary": (np.int32, (PAGE_TOKENS, 3)), "raw": (F32, (PAGE_TOKENS, dim)), "pooled": (F32, (PAGE_TOKENS // ratio, dim)),
-    })  # fmt: skip
+    layout = Block(
+        {
+            "rotary": (np.int32, (PAGE_TOKENS, 3)),
+            "raw": (F32, (PAGE_TOKENS, dim)),
+            "pooled": (F32, (PAGE_TOKENS // ratio, dim)),
+        }
+    )
     starts = range(0, POSITIONS, CHUNK)
     for start in starts[::step] if step > 1 else starts:
         n = min(CHUNK, POSITIONS - start) // PAGE_TOKENS * PAGE_TOKENS
@@ -148,7 +152,7 @@ def _pooled(runner: DeviceRunner, table: Table, out: Sweep, step: int, ratio: in
         at = np.arange(start, start + n)
         rotary = np.stack([at * s % POSITIONS for s in STRIDES[0]], 1).astype(np.int32)
         n_pages = n // PAGE_TOKENS
-        contents = {
+        contents: dict[str, Array] = {
             "rotary": rotary.reshape(n_pages, PAGE_TOKENS, 3),
             "raw": np.ones((n_pages, PAGE_TOKENS, dim)),
         }
@@ -163,9 +167,15 @@ def _pooled(runner: DeviceRunner, table: Table, out: Sweep, step: int, ratio: in
         for page in range(n_pages):
             pages.output(b, "pooled", page, 0, page, "pooled", (slice(None),))
         params = struct(
-            "IndexPoolParams", index_dim=dim, ratio=ratio, half=half, section=SECTION, attention_factor=table.factor, eps=0.0,
+            "IndexPoolParams",
+            index_dim=dim,
+            ratio=ratio,
+            half=half,
+            section=SECTION,
+            attention_factor=table.factor,
+            eps=0.0,
             **{f"{key}_offset": offset for key, offset in layout.offsets.items()},
-        )  # fmt: skip
+        )
         launch = b.done((n // ratio,), params)
         result = runner(launch)
         angle = angles(rotary[::ratio], table.inv_freq, SECTION)

@@ -33,12 +33,16 @@ class AttentionPrep(Family):
     """Queries ready to use, keys and values in their page."""
 
     name = "attention_prep"
-    envelope = "head_dim and index_dim multiples of 32 up to 512, 2 * half at most either; n_heads a multiple of n_kv_heads"
+    envelope = (
+        "head_dim and index_dim multiples of 32 up to 512, 2 * half at most either; n_heads a "
+        "multiple of n_kv_heads"
+    )
     nonfinite = "reaches its own head, v and the raw key as copies"
     order = "over a head in a fixed order"
     launch_record = (
         "0 counts, 1 sequences, 2 rows, 3 qg T[R, H, 2, head_dim], 4 k, 5 v T[R, Hkv, head_dim], 6 index_qk "
-        "T[R, Hi + 1, index_dim], 7 gamma_q, 8 gamma_k, 9 gamma_index_q, 10 cos, 11 sin float[R, half], 12 q, 13 index_q; grid "
+        "T[R, Hi + 1, index_dim], 7 gamma_q, 8 gamma_k, 9 gamma_index_q, 10 cos, 11 sin float[R, "
+        "half], 12 q, 13 index_q; grid "
         "(R); pages: k, v T[Hkv, kPageTokens, head_dim], raw T[kPageTokens, index_dim]"
     )
     per_unit = ("q_in", "k_in", "index_in", "cos", "sin")
@@ -46,9 +50,13 @@ class AttentionPrep(Family):
     shapes = tuple(
         {"rows": r, "heads": h, "kv": kv, "dim": d, "half": half, "index_heads": hi, "index_dim": di}
         for r, h, kv, d, half, hi, di in (
-            (1, 1, 1, 32, 4, 1, 32), (9, 4, 2, 32, 8, 8, 32), (70, 3, 3, 64, 16, 4, 64), (33, 6, 2, 96, 16, 2, 32), (3, 24, 2, 256, 32, 4, 128),
+            (1, 1, 1, 32, 4, 1, 32),
+            (9, 4, 2, 32, 8, 8, 32),
+            (70, 3, 3, 64, 16, 4, 64),
+            (33, 6, 2, 96, 16, 2, 32),
+            (3, 24, 2, 256, 32, 4, 128),
         )
-    )  # fmt: skip
+    )
 
     def units(self, shape: Shape) -> int:
         return int(shape["rows"])
@@ -76,9 +84,13 @@ class AttentionPrep(Family):
         b, at = Builder(frame, self.kernel(scalar)), list(pick)
         n, heads, kv, dim = len(at), shape["heads"], shape["kv"], shape["dim"]
         index_heads, index_dim = shape["index_heads"], shape["index_dim"]
-        layout = Block({
-            "k": (scalar, (kv, PAGE_TOKENS, dim)), "v": (scalar, (kv, PAGE_TOKENS, dim)), "raw": (scalar, (PAGE_TOKENS, index_dim)),
-        })  # fmt: skip
+        layout = Block(
+            {
+                "k": (scalar, (kv, PAGE_TOKENS, dim)),
+                "v": (scalar, (kv, PAGE_TOKENS, dim)),
+                "raw": (scalar, (PAGE_TOKENS, index_dim)),
+            }
+        )
         n_pages = pages_of(3 * PAGE_TOKENS)
         pages = Pages(layout, [{}, {}], [n_pages, n_pages])
         b.put("counts", counts(rows=n))
@@ -104,9 +116,16 @@ class AttentionPrep(Family):
             pages.output(place[0], "v", unit, *place[1:], "v", (slice(None), row))
             pages.output(place[0], "raw", unit, *place[1:], "raw", (row,))
         params = struct(
-            "AttentionPrepParams", n_heads=heads, n_kv_heads=kv, head_dim=dim, half=shape["half"], index_n_heads=index_heads,
-            index_dim=index_dim, eps=EPS, **{f"{key}_offset": offset for key, offset in layout.offsets.items()},
-        )  # fmt: skip
+            "AttentionPrepParams",
+            n_heads=heads,
+            n_kv_heads=kv,
+            head_dim=dim,
+            half=shape["half"],
+            index_n_heads=index_heads,
+            index_dim=index_dim,
+            eps=EPS,
+            **{f"{key}_offset": offset for key, offset in layout.offsets.items()},
+        )
         return b.done((n + SPARE,), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
@@ -155,11 +174,18 @@ class Attention(Family):
     """Softmax attention over what each row selected, gated."""
 
     name = "attention"
-    envelope = "head_dim a multiple of 32 up to 512; ratio divides kPageTokens; every row reads at least one position"
-    nonfinite = "a NaN that is read reaches the heads that read it; keys and values that are not selected are not read"
+    envelope = (
+        "head_dim a multiple of 32 up to 512; ratio divides kPageTokens; every row reads at least "
+        "one position"
+    )
+    nonfinite = (
+        "a NaN that is read reaches the heads that read it; keys and values that are not selected "
+        "are not read"
+    )
     order = "positions ascending in absolute spans of 512, spans ascending"
     launch_record = (
-        "0 counts, 1 sequences, 2 rows, 3 q T[R, H, head_dim], 4 qg T[R, H, 2, head_dim], 5 blocks int32[R, budget_blocks], 6 "
+        "0 counts, 1 sequences, 2 rows, 3 q T[R, H, head_dim], 4 qg T[R, H, 2, head_dim], 5 blocks "
+        "int32[R, budget_blocks], 6 "
         "n_selected int32[R], 7 out T[R, H, head_dim]; grid (R, Hkv * ceil(H / Hkv / tile)); pages: k, v"
     )
     per_unit = ("q", "gate")
@@ -167,10 +193,15 @@ class Attention(Family):
     shapes = tuple(
         {"rows": r, "heads": h, "kv": kv, "dim": d, "ratio": ratio, "budget": budget, "length": n}
         for r, h, kv, d, ratio, budget, n in (
-            (1, 1, 1, 32, 1, 1, 1), (6, 4, 2, 32, 4, 8, 200), (9, 3, 3, 64, 16, 4, 130), (5, 12, 1, 32, 4, 300, 1300),
-            (4, 10, 2, 64, 64, 3, 700), (3, 24, 2, 256, 4, 120, 560), (7, 2, 2, 32, 1, 40, 600),
+            (1, 1, 1, 32, 1, 1, 1),
+            (6, 4, 2, 32, 4, 8, 200),
+            (9, 3, 3, 64, 16, 4, 130),
+            (5, 12, 1, 32, 4, 300, 1300),
+            (4, 10, 2, 64, 64, 3, 700),
+            (3, 24, 2, 256, 4, 120, 560),
+            (7, 2, 2, 32, 1, 40, 600),
         )
-    )  # fmt: skip
+    )
 
     def units(self, shape: Shape) -> int:
         return int(shape["rows"])
@@ -223,9 +254,16 @@ class Attention(Family):
         b.rows("out", "out", at, scalar, (heads, dim))
         pages.put(b)
         params = struct(
-            "AttentionParams", n_heads=heads, n_kv_heads=kv, head_dim=dim, ratio=shape["ratio"], budget_blocks=shape["budget"],
-            scale=data["scale"], k_offset=layout.offsets["k"], v_offset=layout.offsets["v"],
-        )  # fmt: skip
+            "AttentionParams",
+            n_heads=heads,
+            n_kv_heads=kv,
+            head_dim=dim,
+            ratio=shape["ratio"],
+            budget_blocks=shape["budget"],
+            scale=data["scale"],
+            k_offset=layout.offsets["k"],
+            v_offset=layout.offsets["v"],
+        )
         tiles = kv * -(-(heads // kv) // frame.tile(b.kernel))
         return b.done((n + SPARE, tiles), params)
 
@@ -266,7 +304,7 @@ class Attention(Family):
 
 
 def positions(blocks: Array, at: int, ratio: int) -> Array:
-    """What the row at a position reads, ascending: its blocks, then the rows after the last complete one."""
+    """List what the row at a position reads: its blocks, then the rows after the last complete one."""
     tail = np.arange((at + 1) // ratio * ratio, at + 1)
     return np.concatenate([(blocks[:, None] * ratio + np.arange(ratio)).reshape(-1), tail]).astype(np.int64)
 

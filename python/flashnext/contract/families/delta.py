@@ -35,7 +35,8 @@ class DeltaConv(SequenceFamily):
     nonfinite = "reaches the rows whose taps read it, in its own channel"
     order = "taps from the oldest to the row itself"
     launch_record = (
-        "0 counts, 1 sequences, 2 x T[R, C], 3 taps float[n_taps, C], 4 out T[R, C]; grid (sequences, ceil(C / tile)); "
+        "0 counts, 1 sequences, 2 x T[R, C], 3 taps float[n_taps, C], 4 out T[R, C]; grid "
+        "(sequences, ceil(C / tile)); "
         "state T[n_taps - 1, C]"
     )
     row_keys = ("x",)
@@ -122,7 +123,8 @@ class DeltaPrep(Family):
     nonfinite = "reaches the query or key of its own head, the beta or decay of its own value head"
     order = "over a head in a fixed order"
     launch_record = (
-        "0 counts, 1 conv T[R, 2 Hk Dk + Hv Dv], 2 b, 3 a float[R, Hv], 4 rate, 5 dt_bias float[Hv], 6 q, 7 k "
+        "0 counts, 1 conv T[R, 2 Hk Dk + Hv Dv], 2 b, 3 a float[R, Hv], 4 rate, 5 dt_bias float[Hv], "
+        "6 q, 7 k "
         "float[R, Hk Dk], 8 beta, 9 decay float[R, Hv]; grid (R)"
     )
     per_unit = ("q_in", "k_in", "b", "a")
@@ -228,7 +230,8 @@ class DeltaRule(SequenceFamily):
     nonfinite = "reaches M, and from there every later row of its value head"
     order = "over the key dimension in a fixed order; rows ascending"
     launch_record = (
-        "0 counts, 1 sequences, 2 q, 3 k float[R, Hk Dk], 4 conv T[R, 2 Hk Dk + Hv Dv], 5 beta, 6 decay float[R, Hv], "
+        "0 counts, 1 sequences, 2 q, 3 k float[R, Hk Dk], 4 conv T[R, 2 Hk Dk + Hv Dv], 5 beta, 6 "
+        "decay float[R, Hv], "
         "7 z T[R, Hv Dv], 8 norm float[Dv], 9 out T[R, Hv Dv]; grid (sequences, Hv); state float[Hv, Dk, Dv]"
     )
     row_keys = ("q", "k", "v", "beta", "decay", "z")
@@ -294,17 +297,26 @@ class DeltaRule(SequenceFamily):
         memory.put(b)
         offsets = {name.removeprefix("kept_") + "_offset": at for name, at in rows.offsets.items()}
         params = struct(
-            "DeltaRuleParams", k_heads=hk, v_heads=hv, k_dim=dk, v_dim=dv, gate_silu=int(shape["silu"]), eps=EPS,
-            state_offset=state.offsets["state"], **offsets,
-        )  # fmt: skip
+            "DeltaRuleParams",
+            k_heads=hk,
+            v_heads=hv,
+            k_dim=dk,
+            v_dim=dv,
+            gate_silu=int(shape["silu"]),
+            eps=EPS,
+            state_offset=state.offsets["state"],
+            **offsets,
+        )
         return b.done((len(pick) + SPARE, hv), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         per_key = shape["v_heads"] // shape["k_heads"]
-        out: dict[str, list[Approx] | list[Array]] = {"out": [], "state": []}
+        out: list[Approx] = []
+        states: list[Approx] = []
+        left: dict[str, list[Array]] = {}
         for key, row in zip(self.kept_keys, ("k", "v", "beta", "decay"), strict=True):
             store = scalar if row == "v" else F32
-            out[key] = [store.encode(x) for x in data[row]]
+            left[key] = [store.encode(x) for x in data[row]]
         for unit in range(self.units(shape)):
             m = _Memory(np.asarray(data["state"][unit]))
             for r in range(data["n_kept"][unit]):
@@ -318,11 +330,11 @@ class DeltaRule(SequenceFamily):
             if o:
                 z = Approx.exact(data["z"][unit])
                 gate = z.silu() if shape["silu"] else z.sigmoid()
-                out["out"].append(unit_rms(stack(o), EPS) * Approx.exact(data["norm"]) * gate)
+                out.append(unit_rms(stack(o), EPS) * Approx.exact(data["norm"]) * gate)
             else:
-                out["out"].append(Approx.exact(np.zeros((0, shape["v_heads"], shape["v_dim"]))))
-            out["state"].append(settled if data["is_window"][unit] else m.approx())
-        return out
+                out.append(Approx.exact(np.zeros((0, shape["v_heads"], shape["v_dim"]))))
+            states.append(settled if data["is_window"][unit] else m.approx())
+        return {"out": out, "state": states, **left}
 
     def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
         if shape["v_heads"] < 2 or sum(data["n_rows"]) < 5:

@@ -51,17 +51,27 @@ class ExpertGateUp(Family):
     nonfinite = "reaches the activations that it is multiplied into"
     order = "as matmul, for any number of rows an expert has"
     launch_record = (
-        "0 counts, 1 active, 2 starts, 3 pairs, 4 x T[R, D], 5 to 7 gate, 8 to 10 up [n_experts, width, D], 11 act "
+        "0 counts, 1 active, 2 starts, 3 pairs, 4 x T[R, D], 5 to 7 gate, 8 to 10 up [n_experts, "
+        "width, D], 11 act "
         "T[R * top_k, width]; grid (ceil(width / tile), active experts)"
     )
     per_unit = ("x",)
     shapes = (
-        *({"rows": 6, "experts": 5, "top_k": 2, "n_in": 128, "width": 40, "bits": b, "group": g} for b, g in _FORMATS),
+        *(
+            {"rows": 6, "experts": 5, "top_k": 2, "n_in": 128, "width": 40, "bits": b, "group": g}
+            for b, g in _FORMATS
+        ),
         *(
             {"rows": r, "experts": e, "top_k": k, "n_in": 64, "width": w, "bits": b, "group": g}
-            for r, e, k, w, b, g in ((1, 3, 1, 1, 16, 0), (1, 9, 4, 31, 4, 32), (70, 4, 2, 33, 6, 64), (140, 2, 1, 32, 16, 0), (33, 4, 4, 64, 4, 32))
+            for r, e, k, w, b, g in (
+                (1, 3, 1, 1, 16, 0),
+                (1, 9, 4, 31, 4, 32),
+                (70, 4, 2, 33, 6, 64),
+                (140, 2, 1, 32, 16, 0),
+                (33, 4, 4, 64, 4, 32),
+            )
         ),
-    )  # fmt: skip
+    )
 
     def units(self, shape: Shape) -> int:
         return int(shape["rows"])
@@ -123,16 +133,25 @@ class Glu(Family):
     envelope = ExpertGateUp.envelope
     nonfinite = ExpertGateUp.nonfinite
     order = "as matmul"
-    launch_record = "0 counts, 1 x T[R, D], 2 to 4 gate, 5 to 7 up [width, D], 8 act T[R, width]; grid (ceil(width / tile))"
+    launch_record = (
+        "0 counts, 1 x T[R, D], 2 to 4 gate, 5 to 7 up [width, D], 8 act T[R, width]; grid "
+        "(ceil(width / tile))"
+    )
     per_unit = ("x",)
     shared = ("gate", "up")
     shapes = (
         *({"rows": 6, "n_in": 128, "width": 40, "bits": b, "group": g} for b, g in _FORMATS),
         *(
             {"rows": r, "n_in": n, "width": w, "bits": b, "group": g}
-            for r, n, w, b, g in ((1, 32, 1, 16, 0), (1, 64, 31, 4, 32), (70, 64, 33, 6, 64), (140, 32, 32, 16, 0), (2, 2560, 64, 6, 32))
+            for r, n, w, b, g in (
+                (1, 32, 1, 16, 0),
+                (1, 64, 31, 4, 32),
+                (70, 64, 33, 6, 64),
+                (140, 32, 32, 16, 0),
+                (2, 2560, 64, 6, 32),
+            )
         ),
-    )  # fmt: skip
+    )
 
     def units(self, shape: Shape) -> int:
         return int(shape["rows"])
@@ -175,7 +194,7 @@ def _down(
     routed: tuple[int, int, int],
     shared: tuple[int, int, int],
 ) -> Shape:
-    """A shape; an expert is (width, bits, group)."""
+    """Make a shape; an expert is (width, bits, group)."""
     return {
         "rows": rows, "experts": experts, "top_k": top_k, "hidden": hidden, "streams": 3,
         "width": routed[0], "bits": routed[1], "group": routed[2],
@@ -192,8 +211,10 @@ class ExpertDown(Family):
     nonfinite = "an activation reaches all of its row, a weight its column, a stream its place"
     order = "a row's experts by ascending id, the shared one last; each product as matmul"
     launch_record = (
-        "0 counts, 1 active, 2 starts, 3 pairs, 4 weights float[R, top_k], 5 act T[R * top_k, width], 6 to 8 down "
-        "[n_experts, D, width], 9 shared act T[R, shared_width], 10 to 12 shared down, 13 shared gate float[R], 14 gates "
+        "0 counts, 1 active, 2 starts, 3 pairs, 4 weights float[R, top_k], 5 act T[R * top_k, "
+        "width], 6 to 8 down "
+        "[n_experts, D, width], 9 shared act T[R, shared_width], 10 to 12 shared down, 13 shared "
+        "gate float[R], 14 gates "
         "float[R, S], 15 streams T[R, W] io; grid (ceil(D / tile))"
     )
     per_unit = ("act", "weights", "shared_act", "shared_gate", "gates", "streams")
@@ -246,10 +267,17 @@ class ExpertDown(Family):
         b.put("streams", scalar.encode(np.concatenate([data["streams"][at], spare])))
         b.rows("streams", "streams", at, scalar, (streams, hidden), updated=True)
         params = struct(
-            "ExpertDownParams", format=data["down"].format, shared_format=data["shared_down"].format, hidden=hidden,
-            width=shape["width"], shared_width=shape["shared"], top_k=top_k, hc_count=streams,
-            codes_stride=data["down"].codes_stride, scales_stride=data["down"].scales_stride,
-        )  # fmt: skip
+            "ExpertDownParams",
+            format=data["down"].format,
+            shared_format=data["shared_down"].format,
+            hidden=hidden,
+            width=shape["width"],
+            shared_width=shape["shared"],
+            top_k=top_k,
+            hc_count=streams,
+            codes_stride=data["down"].codes_stride,
+            scales_stride=data["down"].scales_stride,
+        )
         return b.done((-(-hidden // frame.tile(b.kernel)),), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:

@@ -101,7 +101,7 @@ class HcNorm(Family):
 
 
 def _longer(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What another order of a stream's sum comes to: a mean square some units in the last place larger."""
+    """Move what another order of a stream's sum would: here gamma, by one unit in the last place."""
     return {"gamma": np.nextafter(np.asarray(data["gamma"], np.float32), np.float32(0)).astype(np.float64)}
 
 
@@ -114,7 +114,8 @@ class HcMix(Family):
     nonfinite = "low reaches all of its row, a weight its column, a normed value its place"
     order = "over the rank as matmul; streams ascending"
     launch_record = (
-        "0 counts, 1 low T[R, rank], 2 codes, 3 scales, 4 biases of W_up [W, rank], 5 normed T[R, W], 6 out T[R, D]; grid "
+        "0 counts, 1 low T[R, rank], 2 codes, 3 scales, 4 biases of W_up [W, rank], 5 normed T[R, "
+        "W], 6 out T[R, D]; grid "
         "(ceil(D / tile)); rows or logit rows"
     )
     per_unit = ("low", "normed")
@@ -124,11 +125,15 @@ class HcMix(Family):
         *(
             {"rows": r, "hidden": d, "streams": s, "rank": k, "bits": b, "group": g}
             for r, d, s, k, b, g in (
-                (1, 15, 2, 32, 16, 0), (1, 16, 1, 32, 4, 32), (65, 17, 3, 64, 6, 64), (130, 33, 4, 64, 16, 0), (2, 64, 4, 320, 6, 32),
+                (1, 15, 2, 32, 16, 0),
+                (1, 16, 1, 32, 4, 32),
+                (65, 17, 3, 64, 6, 64),
+                (130, 33, 4, 64, 16, 0),
+                (2, 64, 4, 320, 6, 32),
             )
         ),
         {"rows": 3, "hidden": 32, "streams": 4, "rank": 32, "bits": 16, "group": 0, "count": COUNT_LOGITS},
-    )  # fmt: skip
+    )
 
     def units(self, shape: Shape) -> int:
         return int(shape["rows"])
@@ -151,9 +156,13 @@ class HcMix(Family):
         b.room("out", (len(at) + SPARE) * hidden * scalar.size_bytes)
         b.rows("out", "out", at, scalar, (hidden,))
         params = struct(
-            "HcMixParams", format=data["up"].format, hidden=hidden, hc_count=shape["streams"], rank=shape["rank"],
+            "HcMixParams",
+            format=data["up"].format,
+            hidden=hidden,
+            hc_count=shape["streams"],
+            rank=shape["rank"],
             count=shape.get("count", COUNT_ROWS),
-        )  # fmt: skip
+        )
         return b.done((-(-hidden // frame.tile(b.kernel)),), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:

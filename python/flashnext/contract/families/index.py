@@ -35,17 +35,21 @@ class IndexPool(Family):
     nonfinite = "a NaN in a raw key reaches the pooled key of its block"
     order = "positions of a block ascending; the mean square in a fixed order"
     launch_record = (
-        "0 counts, 1 sequences, 2 rows, 3 gamma float[index_dim], 4 inv_freq float[half]; grid (R); pages: raw, rotary read, "
+        "0 counts, 1 sequences, 2 rows, 3 gamma float[index_dim], 4 inv_freq float[half]; grid (R); "
+        "pages: raw, rotary read, "
         "pooled T[kPageTokens / ratio, index_dim] written"
     )
     shared = ("raw", "gamma", "inv_freq")
     shapes = tuple(
         {"length": n, "rows": r, "dim": d, "ratio": ratio, "section": section, "factor": f}
         for n, r, d, ratio, section, f in (
-            (1, 1, 32, 1, (4, 2, 2), 1.0), (150, 150, 32, 4, (4, 2, 2), 1.0), (140, 80, 64, 16, (6, 5, 5), 1.25),
-            (192, 130, 64, 64, (6, 5, 5), 1.0), (90, 60, 128, 4, (11, 11, 10), 1.1386294),
+            (1, 1, 32, 1, (4, 2, 2), 1.0),
+            (150, 150, 32, 4, (4, 2, 2), 1.0),
+            (140, 80, 64, 16, (6, 5, 5), 1.25),
+            (192, 130, 64, 64, (6, 5, 5), 1.0),
+            (90, 60, 128, 4, (11, 11, 10), 1.1386294),
         )
-    )  # fmt: skip
+    )
 
     def units(self, shape: Shape) -> int:
         return int(shape["rows"])
@@ -66,9 +70,13 @@ class IndexPool(Family):
     def launch(self, shape: Shape, scalar: Scalar, data: Data, pick: Sequence[int], frame: Frame) -> Launch:
         b, at, ratio, dim = Builder(frame, self.kernel(scalar)), list(pick), shape["ratio"], shape["dim"]
         blocks = PAGE_TOKENS // ratio
-        layout = Block({
-            "rotary": (np.int32, (PAGE_TOKENS, 3)), "raw": (scalar, (PAGE_TOKENS, dim)), "pooled": (scalar, (blocks, dim)),
-        })  # fmt: skip
+        layout = Block(
+            {
+                "rotary": (np.int32, (PAGE_TOKENS, 3)),
+                "raw": (scalar, (PAGE_TOKENS, dim)),
+                "pooled": (scalar, (blocks, dim)),
+            }
+        )
         n_pages = pages_of(shape["length"])
         contents = [{key: by_page(data[key][s], n_pages) for key in ("raw", "rotary")} for s in range(2)]
         pages = Pages(layout, contents, [n_pages, n_pages])
@@ -83,9 +91,15 @@ class IndexPool(Family):
             if (row + 1) % ratio == 0:
                 pages.output(b, "pooled", unit, int(data["sequence"][unit]), page, "pooled", (row // ratio,))
         params = struct(
-            "IndexPoolParams", index_dim=dim, ratio=ratio, half=sum(shape["section"]), section=data["section"],
-            attention_factor=shape["factor"], eps=EPS, **{f"{key}_offset": at_ for key, at_ in layout.offsets.items()},
-        )  # fmt: skip
+            "IndexPoolParams",
+            index_dim=dim,
+            ratio=ratio,
+            half=sum(shape["section"]),
+            section=data["section"],
+            attention_factor=shape["factor"],
+            eps=EPS,
+            **{f"{key}_offset": at_ for key, at_ in layout.offsets.items()},
+        )
         return b.done((len(at) + SPARE,), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
@@ -145,10 +159,14 @@ class IndexScore(Family):
     shapes = tuple(
         {"rows": r, "heads": h, "dim": d, "ratio": ratio, "budget": budget, "length": n}
         for r, h, d, ratio, budget, n in (
-            (1, 4, 32, 1, 0, 1), (6, 8, 32, 4, 8, 200), (9, 4, 64, 16, 4, 130), (5, 4, 128, 4, 64, 1100), (4, 2, 32, 64, 3, 700),
+            (1, 4, 32, 1, 0, 1),
+            (6, 8, 32, 4, 8, 200),
+            (9, 4, 64, 16, 4, 130),
+            (5, 4, 128, 4, 64, 1100),
+            (4, 2, 32, 64, 3, 700),
             (3, 4, 32, 1, 256, 600),
         )
-    )  # fmt: skip
+    )
 
     def units(self, shape: Shape) -> int:
         return int(shape["rows"])
@@ -187,9 +205,15 @@ class IndexScore(Family):
                 b.output("scores", unit, "scores", i * stride * 4, F32, (blocks,))
         pages.put(b)
         params = struct(
-            "IndexScoreParams", index_n_heads=shape["heads"], index_dim=shape["dim"], ratio=ratio, budget_blocks=shape["budget"],
-            first_row=FIRST_ROW, stride=stride, pooled_offset=layout.offsets["pooled"],
-        )  # fmt: skip
+            "IndexScoreParams",
+            index_n_heads=shape["heads"],
+            index_dim=shape["dim"],
+            ratio=ratio,
+            budget_blocks=shape["budget"],
+            first_row=FIRST_ROW,
+            stride=stride,
+            pooled_offset=layout.offsets["pooled"],
+        )
         return b.done((-(-max_blocks // frame.tile(b.kernel)), n + SPARE), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
@@ -240,17 +264,24 @@ class IndexSelect(Family):
     nonfinite = "a NaN score is selected before every number"
     order = "no sums; ties at the cut to the lower id, the list ascending"
     launch_record = (
-        "0 counts, 1 rows, 2 scores float[G, stride], 3 blocks int32[R, budget_blocks], 4 n_selected int32[R]; grid (G), G rows "
+        "0 counts, 1 rows, 2 scores float[G, stride], 3 blocks int32[R, budget_blocks], 4 n_selected "
+        "int32[R]; grid (G), G rows "
         "from first_row on"
     )
     per_unit = ("scores",)
     shapes = tuple(
         {"rows": r, "ratio": ratio, "budget": budget, "length": n, "kind": kind}
         for r, ratio, budget, n, kind in (
-            (1, 1, 1, 1, "random"), (6, 4, 8, 200, "random"), (9, 16, 4, 130, "random"), (5, 4, 64, 1100, "ties"),
-            (4, 4, 512, 4200, "equal"), (4, 4, 512, 4200, "zeros"), (3, 1, 256, 600, "one large block"), (2, 4, 512, 262144, "random"),
+            (1, 1, 1, 1, "random"),
+            (6, 4, 8, 200, "random"),
+            (9, 16, 4, 130, "random"),
+            (5, 4, 64, 1100, "ties"),
+            (4, 4, 512, 4200, "equal"),
+            (4, 4, 512, 4200, "zeros"),
+            (3, 1, 256, 600, "one large block"),
+            (2, 4, 512, 262144, "random"),
         )
-    )  # fmt: skip
+    )
 
     def units(self, shape: Shape) -> int:
         return int(shape["rows"])

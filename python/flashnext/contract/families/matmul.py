@@ -29,15 +29,19 @@ def _shape(n_in: int, n_out: int, rows: int, epilogue: int, bits: int = 16, grou
 
 @register
 class Matmul(Family):
+    """Products of rows with a stored matrix."""
+
     name = "matmul"
     envelope = "n_in a multiple of 32 and of the group, n_out >= 1, rows >= 0"
     nonfinite = "a NaN or infinity in a row or a weight reaches every output it is multiplied into"
     order = (
-        "fp32: a fixed order of all inputs for any number of rows; bfloat16 rows with affine codes: exact sums of whole "
+        "fp32: a fixed order of all inputs for any number of rows; bfloat16 rows with affine codes: "
+        "exact sums of whole "
         "numbers in a group, groups in a fixed order"
     )
     launch_record = (
-        "0 counts, 1 x T[R, n_in], 2 codes, 3 scales, 4 biases of W [n_out, n_in], 5 out, 6 gates float[R, S]; grid "
+        "0 counts, 1 x T[R, n_in], 2 codes, 3 scales, 4 biases of W [n_out, n_in], 5 out, 6 gates "
+        "float[R, S]; grid "
         "(ceil(n_out / tile)); every projection of cpp/model/model.cpp"
     )
     per_unit = ("x",)
@@ -90,9 +94,16 @@ class Matmul(Family):
             b.unused("gates")
             b.rows("out", "out", at, kind, (n_out,))
         params = struct(
-            "MatmulParams", format=data["w"].format, n_in=shape["n_in"], n_out=n_out, epilogue=epilogue, count=0,
-            hc_count=STREAMS, alpha=data["alpha"], beta=data["beta"],
-        )  # fmt: skip
+            "MatmulParams",
+            format=data["w"].format,
+            n_in=shape["n_in"],
+            n_out=n_out,
+            epilogue=epilogue,
+            count=0,
+            hc_count=STREAMS,
+            alpha=data["alpha"],
+            beta=data["beta"],
+        )
         return b.done((-(-n_out // frame.tile(b.kernel)),), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
@@ -141,7 +152,7 @@ class Matmul(Family):
 
 
 def zero_tail(x: Array, n: int) -> Array:
-    """The array with the last n values of its last axis zero."""
+    """Set the last n values of the last axis to zero, in a copy."""
     out = x.copy()
     out[..., -n:] = 0
     return out

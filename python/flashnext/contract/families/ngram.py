@@ -32,7 +32,8 @@ class NgramIds(SequenceFamily):
     nonfinite = "no floats"
     order = "no sums"
     launch_record = (
-        "0 counts, 1 sequences, 2 rows, 3 multipliers int64[ngram], 4 sizes, 5 offsets int64[H], 6 ids uint32[R, H]; grid "
+        "0 counts, 1 sequences, 2 rows, 3 multipliers int64[ngram], 4 sizes, 5 offsets int64[H], 6 "
+        "ids uint32[R, H]; grid "
         "(sequences); state int32[ngram - 1]"
     )
     row_keys = ("tokens",)
@@ -88,9 +89,13 @@ class NgramIds(SequenceFamily):
             b.output("ids", unit, "ids", first * n_heads * 4, np.uint32, (data["n_rows"][unit], n_heads))
         memory.put(b)
         params = struct(
-            "NgramIdsParams", ngram=shape["ngram"], heads_per_ngram=shape["heads"], segment_token=data.get("segment", SEGMENT),
-            state_offset=state.offsets["tail"], unsettled_offset=rows.offsets["kept"],
-        )  # fmt: skip
+            "NgramIdsParams",
+            ngram=shape["ngram"],
+            heads_per_ngram=shape["heads"],
+            segment_token=data.get("segment", SEGMENT),
+            state_offset=state.offsets["tail"],
+            unsettled_offset=rows.offsets["kept"],
+        )
         return b.done((len(pick) + SPARE,), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
@@ -138,7 +143,10 @@ class NgramGather(Family):
     envelope = "row_width a multiple of 32 and of the group; ids below the shards' rows"
     nonfinite = "reaches the heads that read the row"
     order = "no sums"
-    launch_record = "0 counts, 1 ids uint32[R, H], 2 shards uint64[n_shards, 3] (addresses), 3 out T[R, H * row_width]; grid (R)"
+    launch_record = (
+        "0 counts, 1 ids uint32[R, H], 2 shards uint64[n_shards, 3] (addresses), 3 out T[R, H * "
+        "row_width]; grid (R)"
+    )
     shared = ("table",)
     shapes = (
         *({"rows": 5, "heads": 4, "width": 128, "shards": 2, **f} for f in FORMATS),
@@ -182,9 +190,13 @@ class NgramGather(Family):
                 if b.slots[f"shard {s}{part}"].size:
                     b.address("shards", (s * 3 + i) * 8, f"shard {s}{part}")
         params = struct(
-            "NgramGatherParams", format=table.format, n_heads=shape["heads"], rows_per_shard=data["per_shard"],
-            row_width=shape["width"], scale=data["scale"],
-        )  # fmt: skip
+            "NgramGatherParams",
+            format=table.format,
+            n_heads=shape["heads"],
+            rows_per_shard=data["per_shard"],
+            row_width=shape["width"],
+            scale=data["scale"],
+        )
         return b.done((len(pick) + SPARE,), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:

@@ -33,7 +33,8 @@ class PleGate(Family):
     nonfinite = "reaches U and N of its own row and stream; a value's NaN reaches all streams"
     order = "over D in a fixed order; each stream alone"
     launch_record = (
-        "0 counts, 1 key T[R, W], 2 value T[R, D], 3 streams T[R, W], 4 gamma_key, 5 gamma_query, 6 gamma_conv float[W], "
+        "0 counts, 1 key T[R, W], 2 value T[R, D], 3 streams T[R, W], 4 gamma_key, 5 gamma_query, 6 "
+        "gamma_conv float[W], "
         "7 gated T[R, W], 8 normed T[R, W]; grid (R)"
     )
     per_unit = ("key", "value", "streams")
@@ -102,9 +103,7 @@ def _without_tail(x: Array) -> Array:
 
 
 def _gate(score: Approx) -> Approx:
-    """sigmoid(sign(s) sqrt(max(|s|, floor))). Where the sign is open the gate may be on either side of one
-    half.
-    """
+    """Apply sigmoid(sign(s) sqrt(max(|s|, floor))); where the sign is open, on either side of one half."""
 
     def f(s: Array) -> Array:
         size = np.sqrt(np.maximum(np.abs(s), GATE_FLOOR))
@@ -122,7 +121,8 @@ class PleConv(SequenceFamily):
     nonfinite = "a NaN in N reaches the rows whose taps read it, a NaN in U or a stream its own row"
     order = "taps from the oldest to the row itself"
     launch_record = (
-        "0 counts, 1 sequences, 2 normed T[R, W], 3 gated T[R, W], 4 taps float[n_taps, W], 5 streams T[R, W] io; "
+        "0 counts, 1 sequences, 2 normed T[R, W], 3 gated T[R, W], 4 taps float[n_taps, W], 5 "
+        "streams T[R, W] io; "
         "grid (sequences, ceil(W / tile)); state T[(n_taps - 1) * dilation, W]"
     )
     row_keys = ("normed", "gated", "streams")
@@ -203,7 +203,7 @@ class PleConv(SequenceFamily):
 
 
 def without_history(data: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Data of sequences that have had no rows before."""
+    """Change data to that of sequences that have had no rows before."""
     return {key: [0 * x for x in data[key]] for key in ("tail", "kept")}
 
 

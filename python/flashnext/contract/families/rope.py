@@ -1,5 +1,4 @@
-"""rope: cos and sin of each row's rotary angles, once for all layers, and the row's rotary positions into its
-page.
+"""rope: cos and sin of each row's rotary angles; the row's rotary positions go into its page.
 
 angle_j = float32(position on the axis of j) * float32(inv_freq_j), itself a float32; cos and sin of exactly
 that, times the attention factor.
@@ -51,7 +50,8 @@ class Rope(Family):
     nonfinite = "positions are whole numbers; a NaN frequency gives NaN"
     order = "no sums"
     launch_record = (
-        "0 counts, 1 sequences, 2 rows, 3 inv_freq float[half], 4 cos, 5 sin float[R, half]; grid (R); pages: rotary "
+        "0 counts, 1 sequences, 2 rows, 3 inv_freq float[half], 4 cos, 5 sin float[R, half]; grid "
+        "(R); pages: rotary "
         "int32[kPageTokens, 3]"
     )
     shared = ("inv_freq",)

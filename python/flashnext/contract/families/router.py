@@ -37,10 +37,15 @@ class RouterTopK(Family):
     shapes = tuple(
         {"rows": r, "experts": e, "top_k": k, "ties": t}
         for r, e, k, t in (
-            (1, 1, 1, False), (5, 12, 3, False), (9, 12, 12, False), (33, 16, 4, True), (3, 512, 10, False), (4, 512, 10, True),
+            (1, 1, 1, False),
+            (5, 12, 3, False),
+            (9, 12, 12, False),
+            (33, 16, 4, True),
+            (3, 512, 10, False),
+            (4, 512, 10, True),
             (3, 65, 64, True),
         )
-    )  # fmt: skip
+    )
 
     def units(self, shape: Shape) -> int:
         return int(shape["rows"])
@@ -113,7 +118,8 @@ class ExpertSort(Family):
     nonfinite = "no floats"
     order = "no sums"
     launch_record = (
-        "0 counts, 1 ids int32[R, top_k], 2 active int32[1 + n_experts] (count, then ids), 3 starts int32[n_experts + 1], "
+        "0 counts, 1 ids int32[R, top_k], 2 active int32[1 + n_experts] (count, then ids), 3 starts "
+        "int32[n_experts + 1], "
         "4 pairs int32[R * top_k]; grid (1)"
     )
     shapes = tuple(

@@ -25,7 +25,10 @@ class Embed(Family):
     envelope = "hidden a multiple of 32 and of the group; tokens below the table's rows"
     nonfinite = "a NaN or infinity in the table reaches the streams of the tokens that read it"
     order = "no sums"
-    launch_record = "0 counts, 1 rows Row[R], 2 codes, 3 scales, 4 biases of [vocab, D], 5 streams T[R, W]; grid (R); first step of a pass"
+    launch_record = (
+        "0 counts, 1 rows Row[R], 2 codes, 3 scales, 4 biases of [vocab, D], 5 streams T[R, W]; "
+        "grid (R); first step of a pass"
+    )
     shared = ("table",)
     shapes = (
         *({"rows": 5, "hidden": 128, "streams": 4, **f} for f in FORMATS),
@@ -132,9 +135,7 @@ class CopyRows(Family):
 
 @register
 class Argmax(Family):
-    """The lowest id of the largest of the first n_valid logits; a NaN never wins unless all are NaN (then id
-    0).
-    """
+    """The lowest id of the largest of the first n_valid logits."""
 
     name = "argmax"
     types = ()
