@@ -34,7 +34,7 @@ void delta_prep(const Task& t) {
     // In double: exp of a product of two exponentials would otherwise lose several bits, which every later
     // row inherits.
     const double x = double{t.slot<const float>(3)[at]} + t.slot<const float>(5)[h];
-    const double softplus = (x > 0 ? x : 0 * x) + ::log1p(::exp(-::fabs(x)));
+    const double softplus = (x < 0 ? 0 : x) + ::log1p(::exp(-::fabs(x)));  // NaN stays
     t.slot<float>(9)[at] = static_cast<float>(::exp(-double{t.slot<const float>(4)[h]} * softplus));
   }
 }
