@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -73,10 +74,11 @@ class Approx:
             error = np.where(least > 0, (self.error + np.abs(value) * b.error) / least, np.inf)
         return Approx(value, error)._rounded(DIVIDE_ULPS)
 
-    def __getitem__(self, index: object) -> Approx:
-        return Approx(self.value[index], self.error[index])  # type: ignore[index]
+    def __getitem__(self, index: Any) -> Approx:
+        return Approx(self.value[index], self.error[index])
 
     def reshape(self, *shape: int) -> Approx:
+        """Give the values another shape."""
         return Approx(self.value.reshape(*shape), self.error.reshape(*shape))
 
     def sum(self, axis: int = -1, keepdims: bool = False) -> Approx:
@@ -98,15 +100,19 @@ class Approx:
         return Approx(self.value, self.error + scalar.unit * self.magnitude + scalar.least + TINY)
 
     def exp(self) -> Approx:
+        """Compute e^x."""
         return self.monotone(_exp, EXP_ULPS)
 
     def sigmoid(self) -> Approx:
+        """Compute 1 / (1 + e^-x)."""
         return self.monotone(_sigmoid, EXP_ULPS + DIVIDE_ULPS + 2)
 
     def silu(self) -> Approx:
+        """Compute x sigmoid(x)."""
         return self * self.sigmoid()
 
     def sqrt(self) -> Approx:
+        """Compute the square root; of a value below 0, that of 0."""
         return self.monotone(lambda x: np.sqrt(np.maximum(x, 0)), DIVIDE_ULPS)
 
     def positive(self) -> Approx:

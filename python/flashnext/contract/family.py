@@ -20,7 +20,7 @@ from flashnext.contract.launch import Frame, Launch, Result
 from flashnext.contract.scalars import BF16, F32, Array, Scalar
 
 Shape = Mapping[str, Any]
-Data = Mapping[str, Any]
+Data = dict[str, Any]
 Run = Callable[[Data, Sequence[int]], tuple[Launch, Result]]
 Expected = Mapping[str, Sequence[Approx] | Sequence[Array]]
 

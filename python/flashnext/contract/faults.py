@@ -7,7 +7,7 @@ launch is laid out from, or what it gave, and the same faults can be planted on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from flashnext.contract.launch import GUARD_BYTES, Launch, Output, Result
 
-Edit = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Edit = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)

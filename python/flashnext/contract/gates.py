@@ -54,12 +54,15 @@ class Bench:
         return self.memo["expected"]
 
     def rng(self) -> np.random.Generator:
+        """Start the generator of the seed."""
         return np.random.default_rng(self.seed)
 
     def draw(self) -> Data:
+        """Draw the inputs of the seed."""
         return self.family.draw(self.shape, self.scalar, self.rng())
 
     def launch(self, data: Data, pick: Sequence[int] | None = None, poison: int = NAN_BYTE) -> Launch:
+        """Lay out a launch over the units `pick`, all by default, as the faulty kernel sees it."""
         units = range(self.family.units(self.shape)) if pick is None else pick
         fault = self.fault
         if fault and fault.data and (len(units) > 1 or not fault.in_company):
@@ -67,6 +70,7 @@ class Bench:
         return self.family.launch(self.shape, self.scalar, data, units, Frame(self.runner.tile, poison))
 
     def run(self, launch: Launch) -> Result:
+        """Run a launch, with the fault if there is one."""
         result = self.runner(launch)
         fault = self.fault
         if fault and fault.result and (len({o.unit for o in launch.outputs}) > 1 or not fault.in_company):

@@ -94,8 +94,8 @@ def row_table(sequences: Array, positions: Array, rotary: Array | None = None) -
 def angles(rotary: Array, inv_freq: Array, section: Sequence[int]) -> Array:
     """Compute (n, half) rotary angles as the engine defines them.
 
-    An angle is float32(position) times float32(frequency), in float32. Axis of frequency j: h where j mod 3 is
-    1, w where it is 2, below three times the axis' section; t elsewhere.
+    An angle is float32(position) times float32(frequency), in float32. Axis of frequency j: h where j mod 3
+    is 1, w where it is 2, below three times the axis' section; t elsewhere.
     """
     j = np.arange(len(inv_freq))
     axis = np.where((j % 3 != 0) & (j < 3 * np.asarray(section)[j % 3]), j % 3, 0)

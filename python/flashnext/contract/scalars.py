@@ -32,6 +32,7 @@ class Scalar:
 
     @property
     def size_bytes(self) -> int:
+        """Of one element."""
         return np.dtype(self.bits).itemsize
 
     def encode(self, values: npt.ArrayLike) -> Array:

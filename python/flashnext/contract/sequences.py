@@ -48,6 +48,7 @@ class SequenceFamily(Family):
     kept_keys: ClassVar[tuple[str, ...]]
 
     def units(self, shape: Shape) -> int:
+        """Count the sequences."""
         return len(PASSES[shape["passes"]])
 
     def passes(self, shape: Shape) -> Data:
@@ -64,6 +65,7 @@ class SequenceFamily(Family):
         return np.concatenate([data[key][u] for u in pick])
 
     def alternatives(self, shape: Shape, data: Data, run: Run) -> Iterable[Alternative]:
+        """Cut prompts in two, and read them as windows of which half is kept."""
         for unit in range(self.units(shape)):
             n = data["n_rows"][unit]
             if n < 2 or data["is_window"][unit]:

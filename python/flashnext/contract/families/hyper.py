@@ -6,8 +6,7 @@ mix    u = mean over streams of sigmoid(W_up low) * n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -100,7 +99,7 @@ class HcNorm(Family):
         return faults
 
 
-def _longer(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _longer(data: Data) -> Data:
     """Move what another order of a stream's sum would: here gamma, by one unit in the last place."""
     return {"gamma": np.nextafter(np.asarray(data["gamma"], np.float32), np.float32(0)).astype(np.float64)}
 
@@ -192,7 +191,7 @@ class HcMix(Family):
         )
 
 
-def _one_stream_less(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _one_stream_less(data: Data) -> Data:
     normed = np.array(data["normed"])
     normed[:, -1] = 0
     return {"normed": normed}

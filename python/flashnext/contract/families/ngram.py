@@ -6,8 +6,7 @@ s back, or the segment token once a segment token stands between.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -131,7 +130,7 @@ class NgramIds(SequenceFamily):
         )
 
 
-def _other_tail(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _other_tail(data: Data) -> Data:
     return {key: [x[::-1] + 1 for x in data[key]] for key in ("tail", "kept")}
 
 

@@ -7,7 +7,7 @@ h += U + silu(sum over taps j of w_j N_{t - (n_taps - 1 - j) dilation})
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -202,7 +202,7 @@ class PleConv(SequenceFamily):
         )
 
 
-def without_history(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_history(data: Data) -> Data:
     """Change data to that of sequences that have had no rows before."""
     return {key: [0 * x for x in data[key]] for key in ("tail", "kept")}
 
