@@ -5,8 +5,8 @@
 
 namespace flashnext {
 
-// Adds Error, InvalidArgument, OutOfMemory, OutOfPages and DeviceError to the module; the first is
-// RuntimeError, then ValueError and MemoryError (twice) as well.
+// Makes each error of the core the class of the same name in flashnext.errors, and those classes attributes
+// of the module. An Error that is none of the others is a DeviceError: the core has no other.
 void bind_errors(nanobind::module_& m);
 // Adds the submodule `testing`.
 void bind_testing(nanobind::module_& m);

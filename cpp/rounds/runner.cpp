@@ -122,11 +122,15 @@ void Runner::settle(Session& session) {
   run({&part, 1}, Want::kNothing, nullptr);
 }
 
-int32_t Runner::draw(Session& session, const float* logits) {
+int32_t Runner::draw(Session& session, size_t logits_row) {
   Reply& reply = *static_cast<Reply*>(session.attachment.get());
-  const std::span row(logits, static_cast<size_t>(model_->config().vocab_size));
+  const auto vocab = static_cast<size_t>(model_->config().vocab_size);
+  const std::span row(model_->logits() + logits_row * vocab, vocab);
   // The token takes the position behind the rows that are committed.
-  const int32_t token = flashnext::draw(row, n_valid_, reply.sampling, &reply.counts, session.length());
+  // Where nothing but the largest value counts, the argmax kernel has found it.
+  const int32_t token = reply.sampling.is_argmax()
+                            ? model_->best()[logits_row]
+                            : flashnext::draw(row, n_valid_, reply.sampling, &reply.counts, session.length());
   if (reply.sampling.penalizes()) ++reply.counts.reply[static_cast<size_t>(token)];
   if (reply.sampling.logprobs >= 0) reply.logprobs = logprobs(row, n_valid_, token, reply.sampling.logprobs);
   reply.pending = token;
@@ -152,7 +156,7 @@ int32_t Runner::prompt(Session& session, std::span<const int32_t> tokens, bool l
       if (t < n_valid_) ++reply.counts.prompt[static_cast<size_t>(t)];
     }
   }
-  return last ? draw(session, model_->logits()) : -1;
+  return last ? draw(session, 0) : -1;
 }
 
 std::vector<int32_t> Runner::round(std::span<Session* const> sessions) {
@@ -163,8 +167,7 @@ std::vector<int32_t> Runner::round(std::span<Session* const> sessions) {
   run(parts, Want::kLast, nullptr);
   for (size_t i = 0; i < sessions.size(); ++i) {
     sessions[i]->keep(1);
-    drawn.push_back(
-        draw(*sessions[i], model_->logits() + i * static_cast<size_t>(model_->config().vocab_size)));
+    drawn.push_back(draw(*sessions[i], i));
   }
   return drawn;
 }

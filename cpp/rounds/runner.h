@@ -44,7 +44,7 @@ class Runner {
   enum class Want { kNothing, kLast, kAll };
   void run(std::span<const Part> parts, Want want, std::vector<float>* all);
   void check(std::span<const Part> parts) const;
-  int32_t draw(Session& session, const float* logits);
+  int32_t draw(Session& session, size_t logits_row);
 
   std::shared_ptr<Model> model_;
   int n_valid_;

@@ -5,18 +5,12 @@
 #include <string>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "metal/params.h"
 #include "rounds/exact_math.h"
 
 namespace flashnext {
 namespace {
-
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
 
 struct Candidate {
   float value;
@@ -62,14 +56,14 @@ void Sampling::check(int n_valid) const {
 }
 
 float gumbel(uint64_t seed, int64_t position, int32_t id) {
-  const uint64_t h = mix(mix(seed ^ mix(static_cast<uint64_t>(position))) ^
-                         static_cast<uint64_t>(static_cast<uint32_t>(id)));
+  const uint64_t h = splitmix64(splitmix64(seed ^ splitmix64(static_cast<uint64_t>(position))) ^
+                                static_cast<uint64_t>(static_cast<uint32_t>(id)));
   const float u = (static_cast<float>(h >> 41) + 0.5f) * 0x1p-23f;
   return -exact_log(-exact_log(u));
 }
 
 uint64_t choice_seed(uint64_t seed, int choice) {
-  return choice == 0 ? seed : mix(seed ^ mix(static_cast<uint64_t>(choice)));
+  return choice == 0 ? seed : splitmix64(seed ^ splitmix64(static_cast<uint64_t>(choice)));
 }
 
 int32_t draw(std::span<const float> logits, int n_valid, const Sampling& s, const TokenCounts* counts,

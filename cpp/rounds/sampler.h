@@ -25,6 +25,8 @@ struct Sampling {
   int logprobs = -1;  // -1: none; else how many of the likeliest ids to list
 
   bool penalizes() const { return presence != 0 || frequency != 0 || repetition != 1; }
+  // The draw is the largest logit.
+  bool is_argmax() const { return temperature == 0 && bias.empty() && !penalizes(); }
   // Throws InvalidArgument naming the first value out of range (temperature and penalties finite, top_p in
   // (0, 1], ...).
   void check(int n_valid) const;

@@ -121,8 +121,12 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
         for warning in engine.loaded.checkpoint.warnings:
             print(f"flashnext-serve: warning: {warning}", file=sys.stderr)
         names = [engine.loaded.checkpoint.path.name, str(path), "flashnext"]
-        print(_banner(engine, names[0], _url(listener), time.perf_counter() - began), flush=True)
-        server = make_server(create_app(Server(engine, names)), on_stop=partial(engine.close, timeout_s=0))
+        banner = partial(_banner, engine, names[0], _url(listener), began)
+        server = make_server(
+            create_app(Server(engine, names)),
+            on_start=lambda: print(banner(), flush=True),
+            on_stop=partial(engine.close, timeout_s=0),
+        )
         server.run([listener])
     finally:
         if not engine.close(timeout_s=STOP_TIMEOUT_S):
@@ -171,8 +175,9 @@ def _progress(path: Path) -> Iterator[Callable[[str], None]]:
         yield lambda stage: bars.update(task, description=f"loading {path.name}: {stage}")
 
 
-def _banner(engine: Engine, name: str, url: str, seconds: float) -> str:
-    """Say what is served, how much memory it takes and where."""
+def _banner(engine: Engine, name: str, url: str, began: float) -> str:
+    """Say what is served, how much memory it takes and where; `began` is the start by perf_counter."""
+    seconds = time.perf_counter() - began
     loaded = engine.loaded
     model, pool = loaded.model, loaded.pool
     bits = sorted({affine.bits for affine in loaded.checkpoint.affine.values()})

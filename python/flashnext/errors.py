@@ -19,5 +19,9 @@ class OutOfMemory(FlashnextError, MemoryError):
     """Something does not fit the memory limit; the text gives the numbers and what would fit."""
 
 
+class OutOfPages(OutOfMemory):
+    """The pages of the attention caches are all in use; some may come free."""
+
+
 class DeviceError(FlashnextError, RuntimeError):
     """A device cannot be used, or work that was committed to it failed."""

@@ -102,7 +102,9 @@ class ServerThread:
         scheduler._core = self.core
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        self._server = make_server(create_app(Server(self.engine, ["tiny"])), on_stop=lambda: None)
+        self._server = make_server(
+            create_app(Server(self.engine, ["tiny"])), on_start=lambda: None, on_stop=lambda: None
+        )
         self._thread = threading.Thread(target=self._server.run, args=([listener],))
         self._thread.start()
 

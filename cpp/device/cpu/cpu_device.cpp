@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "base/error.h"
+#include "base/hash.h"
 #include "base/worker_pool.h"
 
 namespace flashnext::cpu {
@@ -123,18 +124,11 @@ struct Program {
   std::vector<Segment> segments;
 };
 
-uint64_t mix(uint64_t x) {
-  x += 0x9e3779b97f4a7c15u;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
-  return x ^ (x >> 31);
-}
-
 // A seeded permutation of 0 .. n-1 without a table: i -> (i * a + b) mod n with a coprime to n.
 struct Shuffle {
   uint64_t a = 1, b = 0;
   Shuffle() = default;
-  Shuffle(uint64_t seed, uint64_t n) : a(mix(seed) % n), b(mix(seed + 1) % n) {
+  Shuffle(uint64_t seed, uint64_t n) : a(splitmix64(seed) % n), b(splitmix64(seed + 1) % n) {
     while (std::gcd(a, n) != 1) a = (a + 1) % n;
     if (n == 1) a = 1;
   }
@@ -219,7 +213,7 @@ class Executor {
         n += uint64_t{g.x} * g.y * g.z;
       }
       tasks_.push_back(static_cast<uint32_t>(n));
-      if (seed_) shuffles_.push_back(n ? Shuffle(seed_ = mix(seed_) | 1, n) : Shuffle());
+      if (seed_) shuffles_.push_back(n ? Shuffle(seed_ = splitmix64(seed_) | 1, n) : Shuffle());
     }
     program_ = &program;
     first_segment_ = first;
@@ -308,18 +302,18 @@ class Commands final : public CommandBuffer {
   }
 
   void barrier() override {
-    Program::Segment& s = program_->segments.back();
+    Program::Segment& s = program().segments.back();
     if (s.n_dispatches == 0 && s.signals.empty()) return;
-    program_->segments.emplace_back().first_dispatch = static_cast<uint32_t>(program_->dispatches.size());
+    program().segments.emplace_back().first_dispatch = static_cast<uint32_t>(program().dispatches.size());
   }
 
   void wait(const EventRef& event, uint64_t value) override {
     barrier();
-    program_->segments.back().waits.emplace_back(std::static_pointer_cast<HostEvent>(event), value);
+    program().segments.back().waits.emplace_back(std::static_pointer_cast<HostEvent>(event), value);
   }
 
   void signal(const EventRef& event, uint64_t value) override {
-    program_->segments.back().signals.emplace_back(std::static_pointer_cast<HostEvent>(event), value);
+    program().segments.back().signals.emplace_back(std::static_pointer_cast<HostEvent>(event), value);
     barrier();
   }
 
@@ -329,9 +323,14 @@ class Commands final : public CommandBuffer {
   }
 
  private:
+  Program& program() {
+    if (!program_) throw Error("command buffer: used after its commit");
+    return *program_;
+  }
+
   void record(const CpuKernel* kernel, Grid grid, std::span<const Slice> slots,
               std::span<const std::byte> params) {
-    Program& p = *program_;
+    Program& p = program();
     if (uint64_t{grid.x} * grid.y * grid.z == 0) return;
     p.dispatches.push_back(
         {kernel, grid, static_cast<uint32_t>(p.slots.size()), static_cast<uint32_t>(p.params.size())});

@@ -127,11 +127,9 @@ inline void gather(const bfloat16* const* columns, uint32_t g0, uint32_t n, floa
   for (int lane = 0; lane < kColumns; ++lane) {
     const bfloat16* p = columns[kOrder[lane]] + g0;
     bfloat16 some[8] = {};
-    if (n == 4) {  // the rows of experts often end with four groups
-      std::memcpy(some, p, 4 * sizeof *p);
-      p = some;
-    } else if (n < 8) {
-      std::memcpy(some, p, n * sizeof *p);
+    if (n < 8) {
+      // A copy of known size is one move; the rows of experts often end with four groups.
+      n == 4 ? std::memcpy(some, p, 4 * sizeof *p) : std::memcpy(some, p, n * sizeof *p);
       p = some;
     }
     r[lane] = load(p).v;

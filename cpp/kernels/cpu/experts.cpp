@@ -99,13 +99,8 @@ void expert_gate_up(const Task& t) {
   const int32_t start = t.slot<const int32_t>(2)[t.y];
   const auto n_rows = static_cast<uint32_t>(t.slot<const int32_t>(2)[t.y + 1] - start);
   const auto weights = [&](int slot) {
-    Matrix m = matrix(t.slots[slot], t.slots[slot + 1], t.slots[slot + 2], p.format, p.n_in);
-    m.codes += expert * p.codes_stride;
-    if (p.format.bits < 16) {
-      m.scales += expert * p.scales_stride / sizeof(bfloat16);
-      m.biases += expert * p.scales_stride / sizeof(bfloat16);
-    }
-    return m;
+    return matrix(t.slots[slot], t.slots[slot + 1], t.slots[slot + 2], p.format, p.n_in)
+        .of_batch(expert, p.codes_stride, p.scales_stride);
   };
   auto& s = *reinterpret_cast<GluScratch*>(t.scratch);
   auto* index = reinterpret_cast<int32_t*>(&s + 1);
@@ -143,16 +138,11 @@ void expert_down(const Task& t) {
     float* sum = sums + size_t{row} * kDownColumns;
     for (uint32_t c = 0; c < n; ++c) sum[c] = scalar_fma(weight, y[c], sum[c]);
   };
+  const Matrix down = matrix(t.slots[6], t.slots[7], t.slots[8], p.format, p.width);
   const int32_t* active = t.slot<const int32_t>(1);
   for (int32_t a = 0; a < active[0]; ++a) {
     const int32_t start = t.slot<const int32_t>(2)[a], end = t.slot<const int32_t>(2)[a + 1];
-    const size_t expert = static_cast<size_t>(active[1 + a]);
-    Matrix w = matrix(t.slots[6], t.slots[7], t.slots[8], p.format, p.width);
-    w.codes += expert * p.codes_stride;
-    if (p.format.bits < 16) {
-      w.scales += expert * p.scales_stride / sizeof(bfloat16);
-      w.biases += expert * p.scales_stride / sizeof(bfloat16);
-    }
+    const Matrix w = down.of_batch(static_cast<size_t>(active[1 + a]), p.codes_stride, p.scales_stride);
     const Rows<T> act = {t.slot<const T>(5) + static_cast<size_t>(start) * p.width, p.width};
     product(w, d0, n, act, static_cast<uint32_t>(end - start), s, [&](uint32_t i, const float* y) {
       const auto pair = static_cast<uint32_t>(t.slot<const int32_t>(3)[start + static_cast<int32_t>(i)]);

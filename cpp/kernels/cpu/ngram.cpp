@@ -1,30 +1,18 @@
-// ngram_ids, ngram_gather, ple_gate, ple_conv: the hashed n-gram embedding and its injection into the
-// streams. Source: model/ARCHITECTURE.md 2.3.
+// ngram_ids, ngram_gather, ple_gate: the hashed n-gram embedding and its gate on the streams; ple_conv of
+// conv.cpp adds it to them. Source: model/ARCHITECTURE.md 2.3.
 //
 //   row ids: mix_n = xor over s < n of b_s * m_s; head h of order n reads mix_n mod size_h + offset_h
-//   k = rms_D(W_key e), q = rms_D(h), s_j = <k_j, q_j> / sqrt(D), a_j = sigmoid(sign(s_j) * sqrt(max(|s_j|,
-//   1e-6))) U = (a_j v), N = rms_D(U), h += U + silu(sum over taps of w * N), taps `dilation` rows apart
+//   k = rms_D(W_key e), q = rms_D(h), s_j = <k_j, q_j> / sqrt(D)
+//   a_j = sigmoid(sign(s_j) * sqrt(max(|s_j|, 1e-6))), U = (a_j v), N = rms_D(U)
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/tables.h"
+#include "kernels/cpu/tail.h"
 
 namespace flashnext::cpu::FLASHNEXT_PATH {
 namespace {
 
 constexpr uint32_t kMaxNgram = 8;
-constexpr uint32_t kMaxTaps = 8;
-
-// Moves `n_new` rows into the end of a tail of `n_tail` rows, each `width` values of which `n` from `first`
-// are touched.
-template <class T>
-void push_rows(T* tail, uint32_t n_tail, const T* rows, uint32_t n_new, size_t width, uint32_t first,
-               uint32_t n) {
-  for (uint32_t i = 0; i < n_tail; ++i) {
-    const uint32_t from = i + n_new;  // of tail rows followed by new rows
-    const T* source = from < n_tail ? tail + from * width : rows + size_t{from - n_tail} * width;
-    std::memmove(tail + i * width + first, source + first, n * sizeof(T));
-  }
-}
 
 void ngram_ids(const Task& t) {
   const auto& p = t.get<NgramIdsParams>();
@@ -101,86 +89,12 @@ void ple_gate(const Task& t) {
   }
 }
 
-constexpr uint32_t kConvColumns = 512;
-
-template <class T>
-void ple_conv(const Task& t) {
-  const auto& p = t.get<PleConvParams>();
-  if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountSequences]) return;
-  const Sequence& seq = t.slot<Sequence>(1)[t.x];
-  const uint32_t first = t.y * kConvColumns;
-  const uint32_t n = p.width - first < kConvColumns ? p.width - first : kConvColumns;
-  const uint32_t n_tail = (p.n_taps - 1) * p.dilation;
-  const size_t W = p.width;
-  T* tail = at<T>(seq.state, p.state_offset);
-  push_rows(tail, n_tail, at<T>(seq.kept, p.unsettled_offset), seq.n_kept, W, first, n);
-  const T* normed = t.slot<const T>(2) + seq.first_row * W;
-  const float* taps = t.slot<const float>(4);
-  for (int32_t r = 0; r < seq.n_rows; ++r) {
-    const T* sources[kMaxTaps];
-    for (uint32_t j = 0; j < p.n_taps; ++j) {
-      const int32_t row = r - static_cast<int32_t>((p.n_taps - 1 - j) * p.dilation);
-      sources[j] = row >= 0 ? normed + row * W : tail + (int32_t(n_tail) + row) * W;
-    }
-    const T* gated = t.slot<const T>(3) + (seq.first_row + r) * W;
-    T* stream = t.slot<T>(5) + (seq.first_row + r) * W;
-    for (uint32_t c = first; c < first + n; c += kLanes) {
-      F sum = zero();
-      for (uint32_t j = 0; j < p.n_taps; ++j) sum = fma(load(taps + j * W + c), load(sources[j] + c), sum);
-      store(stream + c, load(stream + c) + (load(gated + c) + silu(sum)));
-    }
-    if (seq.is_window) {
-      std::memcpy(at<T>(seq.unsettled, p.unsettled_offset) + r * W + first, normed + r * W + first,
-                  n * sizeof(T));
-    }
-  }
-  if (!seq.is_window) push_rows(tail, n_tail, normed, seq.n_rows, W, first, n);
-}
-
-// The convolution of DeltaNet's projections; here because it moves rows as ple_conv does. Source:
-// ARCHITECTURE.md 2.4.
-template <class T>
-void delta_conv(const Task& t) {
-  const auto& p = t.get<DeltaConvParams>();
-  if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountSequences]) return;
-  const Sequence& seq = t.slot<Sequence>(1)[t.x];
-  const uint32_t first = t.y * kConvColumns;
-  const uint32_t n = p.channels - first < kConvColumns ? p.channels - first : kConvColumns;
-  const uint32_t n_tail = p.n_taps - 1;
-  const size_t C = p.channels;
-  T* tail = at<T>(seq.state, p.state_offset);
-  push_rows(tail, n_tail, at<T>(seq.kept, p.unsettled_offset), seq.n_kept, C, first, n);
-  const T* x = t.slot<const T>(2) + seq.first_row * C;
-  const float* taps = t.slot<const float>(3);
-  for (int32_t r = 0; r < seq.n_rows; ++r) {
-    const T* sources[kMaxTaps];
-    for (uint32_t j = 0; j < p.n_taps; ++j) {
-      const int32_t row = r - static_cast<int32_t>(p.n_taps - 1 - j);
-      sources[j] = row >= 0 ? x + row * C : tail + (int32_t(n_tail) + row) * C;
-    }
-    T* out = t.slot<T>(4) + (seq.first_row + r) * C;
-    for (uint32_t c = first; c < first + n; c += kLanes) {
-      F sum = zero();
-      for (uint32_t j = 0; j < p.n_taps; ++j) sum = fma(load(taps + j * C + c), load(sources[j] + c), sum);
-      store(out + c, silu(sum));
-    }
-    if (seq.is_window) {
-      std::memcpy(at<T>(seq.unsettled, p.unsettled_offset) + r * C + first, x + r * C + first, n * sizeof(T));
-    }
-  }
-  if (!seq.is_window) push_rows(tail, n_tail, x, seq.n_rows, C, first, n);
-}
-
 constexpr KernelEntry kEntries[] = {
     {"ngram_ids", ngram_ids, 1},
     {"ngram_gather_bf16", ngram_gather<bfloat16>, 1},
     {"ngram_gather_f32", ngram_gather<float>, 1},
     {"ple_gate_bf16", ple_gate<bfloat16>, 1},
     {"ple_gate_f32", ple_gate<float>, 1},
-    {"ple_conv_bf16", ple_conv<bfloat16>, kConvColumns},
-    {"ple_conv_f32", ple_conv<float>, kConvColumns},
-    {"delta_conv_bf16", delta_conv<bfloat16>, kConvColumns},
-    {"delta_conv_f32", delta_conv<float>, kConvColumns},
 };
 
 }  // namespace

@@ -36,6 +36,16 @@ struct Matrix {
     }
     return m;
   }
+  // One of a batch, its strides in bytes.
+  Matrix of_batch(size_t i, uint64_t codes_stride, uint64_t scales_stride) const {
+    Matrix m = *this;
+    m.codes += i * codes_stride;
+    if (format.bits < 16) {
+      m.scales += i * scales_stride / sizeof(bfloat16);
+      m.biases += i * scales_stride / sizeof(bfloat16);
+    }
+    return m;
+  }
 };
 
 inline Matrix matrix(void* codes, void* scales, void* biases, Format format, uint32_t n_in) {

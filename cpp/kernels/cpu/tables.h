@@ -12,6 +12,7 @@ struct KernelList {
 KernelList matmul_kernels();
 KernelList hyper_kernels();
 KernelList ngram_kernels();
+KernelList conv_kernels();
 KernelList delta_kernels();
 KernelList attention_kernels();
 KernelList index_kernels();

@@ -7,22 +7,13 @@ import numpy
 from numpy.typing import NDArray
 
 from flashnext._core import testing as testing
+from flashnext.errors import (
+    DeviceError as DeviceError,
+    InvalidArgument as InvalidArgument,
+    OutOfMemory as OutOfMemory,
+    OutOfPages as OutOfPages
+)
 
-
-class Error(RuntimeError):
-    pass
-
-class InvalidArgument(Error, ValueError):
-    pass
-
-class OutOfMemory(Error, MemoryError):
-    pass
-
-class OutOfPages(OutOfMemory):
-    pass
-
-class DeviceError(Error):
-    pass
 
 class Limits:
     """What a device can hold and how its arithmetic behaves."""

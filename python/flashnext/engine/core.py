@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from flashnext import _core
-from flashnext.engine.load import PAGE_TOKENS, Loaded
+from flashnext.checkpoint.config import PAGE_TOKENS
+from flashnext.engine.load import Loaded
 
 Tokens = npt.NDArray[np.int32]
 

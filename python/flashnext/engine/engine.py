@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from flashnext.engine.core import LoadedCore
-from flashnext.engine.errors import EngineClosed, core_errors
+from flashnext.engine.errors import EngineClosed
 from flashnext.engine.load import Loaded, load_model
 from flashnext.engine.reply import Chat, ReplyText
 from flashnext.engine.request import AsyncRequest, Item, Request
@@ -84,15 +84,14 @@ class Engine:
         self.template = ChatTemplate.from_folder(path, self.tokenizer)
         self._defaults = Defaults.from_folder(path)
         progress("weights")
-        with core_errors():
-            self._loaded = load_model(path, device=device, dtype=dtype, context=context)
-            vocab_size = self._loaded.model.vocab_size
-            if self.tokenizer.n_tokens > vocab_size:
-                raise CheckpointError(
-                    f"{path}: tokenizer.json has ids up to {self.tokenizer.n_tokens - 1}, "
-                    f"the model's vocabulary has {vocab_size}"
-                )
-            core = LoadedCore(self._loaded, self.tokenizer.n_tokens)
+        self._loaded = load_model(path, device=device, dtype=dtype, context=context)
+        vocab_size = self._loaded.model.vocab_size
+        if self.tokenizer.n_tokens > vocab_size:
+            raise CheckpointError(
+                f"{path}: tokenizer.json has ids up to {self.tokenizer.n_tokens - 1}, "
+                f"the model's vocabulary has {vocab_size}"
+            )
+        core = LoadedCore(self._loaded, self.tokenizer.n_tokens)
         self.context = self._loaded.context
         self._random_bits = random_bits
         self._stop_ids = frozenset(self._loaded.checkpoint.stop_tokens)
@@ -240,9 +239,8 @@ class Engine:
             for token_id in used:
                 self._check_id(name, token_id)
         seed = self._random_bits(64) if sampling.seed is None else sampling.seed % 2**64
-        with core_errors():
-            drawn = sampling.to_core(self._defaults, seed)
-            drawn.check(self.tokenizer.n_tokens)
+        drawn = sampling.to_core(self._defaults, seed)
+        drawn.check(self.tokenizer.n_tokens)
         job = Job(
             id=next(self._numbers),
             prompt=np.asarray(ids, dtype=np.int32),

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from flashnext import _core
 from flashnext.checkpoint import Checkpoint, open_checkpoint, rope_tables
-
-PAGE_TOKENS = 64
+from flashnext.checkpoint.config import PAGE_TOKENS
 
 
 @dataclass(frozen=True)

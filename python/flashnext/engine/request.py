@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Generic, TypeVar
 
 from flashnext.engine.events import Event, Reply, ReplyBuilder
 
 Item = Event | Exception
+Items = TypeVar("Items")
 
 
-class _Handle:
+class _Handle(Generic[Items]):
     """What both handles share.
 
     A handle that is dropped cancels its request: nobody could read the rest.
@@ -22,11 +24,19 @@ class _Handle:
         prompt_ids: The token ids that the model reads.
     """
 
-    def __init__(self, request_id: int, seed: int, prompt_ids: list[int], cancel: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        request_id: int,
+        seed: int,
+        prompt_ids: list[int],
+        cancel: Callable[[], None],
+        items: Items,
+    ) -> None:
         self.id = request_id
         self.seed = seed
         self.prompt_ids = prompt_ids
         self._cancel = cancel
+        self._items = items
         self._ended = False
         self._builder = ReplyBuilder()
 
@@ -48,19 +58,8 @@ class _Handle:
             self._cancel()
 
 
-class Request(_Handle):
+class Request(_Handle[queue.SimpleQueue[Item]]):
     """A request of the blocking interface. Its events are read by one thread; `cancel` may come from any."""
-
-    def __init__(
-        self,
-        request_id: int,
-        seed: int,
-        prompt_ids: list[int],
-        cancel: Callable[[], None],
-        items: queue.SimpleQueue[Item],
-    ) -> None:
-        super().__init__(request_id, seed, prompt_ids, cancel)
-        self._items = items
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -87,19 +86,8 @@ class Request(_Handle):
         return self._builder.reply(self.seed)
 
 
-class AsyncRequest(_Handle):
+class AsyncRequest(_Handle[asyncio.Queue[Item]]):
     """A request of the asyncio interface; used within the event loop that made it."""
-
-    def __init__(
-        self,
-        request_id: int,
-        seed: int,
-        prompt_ids: list[int],
-        cancel: Callable[[], None],
-        items: asyncio.Queue[Item],
-    ) -> None:
-        super().__init__(request_id, seed, prompt_ids, cancel)
-        self._items = items
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self

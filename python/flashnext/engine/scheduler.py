@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from flashnext import _core
 from flashnext.engine.core import Core, Session, Tokens
-from flashnext.engine.errors import from_core
 from flashnext.engine.events import Event, TokenLogprob, Usage, token_sha
 from flashnext.engine.policy import Limits, Running, Waiting, next_step
 from flashnext.engine.reply import Pieces, ReplyText
@@ -199,7 +198,7 @@ class Scheduler:
 
     def _fail(self, job: Job, error: Exception) -> None:
         self._drop(job)
-        job.send(from_core(error))
+        job.send(error)
 
     def _drop(self, job: Job) -> None:
         self._waiting.pop(job.id, None)

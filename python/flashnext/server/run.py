@@ -13,20 +13,30 @@ GRACE_S = 1
 
 
 class _Server(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config, on_stop: Callable[[], object]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, on_start: Callable[[], object], on_stop: Callable[[], object]
+    ) -> None:
         super().__init__(config)
+        self._on_start = on_start
         self._on_stop = on_stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._on_stop()  # ends open replies, so that their connections end too
         await super().shutdown(sockets)
 
 
-def make_server(app: ASGIApp, on_stop: Callable[[], object]) -> uvicorn.Server:
+def make_server(
+    app: ASGIApp, on_start: Callable[[], object], on_stop: Callable[[], object]
+) -> uvicorn.Server:
     """Make a server whose `run([socket])` serves until SIGINT or SIGTERM.
 
     Args:
         app: The application.
+        on_start: Called in the event loop once connections are taken and signals end the server.
         on_stop: Called in the event loop when the end begins; must not block.
     """
     config = uvicorn.Config(
@@ -40,4 +50,4 @@ def make_server(app: ASGIApp, on_stop: Callable[[], object]) -> uvicorn.Server:
         timeout_graceful_shutdown=GRACE_S,
         ws="none",
     )
-    return _Server(config, on_stop)
+    return _Server(config, on_start, on_stop)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from flashnext.contract.approx import UNIT, Approx, gamma, stack, unit_rms
-from flashnext.contract.families.ple import convolution, without_history
+from flashnext.contract.convolution import convolution, convolution_faults, last_rows
 from flashnext.contract.family import Data, Expected, Family, Shape, register
 from flashnext.contract.faults import Fault
 from flashnext.contract.launch import Builder, Frame, Launch
@@ -89,29 +89,18 @@ class DeltaConv(SequenceFamily):
         return b.done((len(pick) + SPARE, -(-width // frame.tile(b.kernel))), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
-        n_tail = shape["taps"] - 1
         out, tails, left = [], [], []
         for unit in range(self.units(shape)):
-            settled = np.concatenate([data["tail"][unit], data["kept"][unit]])
-            settled = settled[len(settled) - n_tail :]
+            settled = last_rows(data["tail"][unit], data["kept"][unit])
             rows = np.asarray(data["x"][unit])
             out.append(convolution(settled, rows, data["taps"], 1).silu())
-            after = settled if data["is_window"][unit] else np.concatenate([settled, rows])
-            tails.append(scalar.encode(after[len(after) - n_tail :]))
+            tail = settled if data["is_window"][unit] else last_rows(settled, rows)
+            tails.append(scalar.encode(tail))
             left.append(scalar.encode(rows))
         return {"out": out, "tail": tails, "kept": left}
 
     def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
-        if shape["taps"] < 2 or not sum(data["n_rows"]) > 3:
-            return ()
-        return (
-            Fault("wrong position: taps from the newest", "sums", lambda d: {"taps": d["taps"][::-1]}),
-            Fault(
-                "wrong axis: channels backwards in the taps", "sums", lambda d: {"taps": d["taps"][:, ::-1]}
-            ),
-            Fault("wrong scale of the taps", "sums", lambda d: {"taps": d["taps"] * 1.25}),
-            Fault("dropped tail: history read as zero", "sums", without_history),
-        )
+        return convolution_faults(shape, data)
 
 
 @register

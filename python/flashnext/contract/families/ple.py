@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from flashnext.contract.approx import Approx, stack, unit_rms
+from flashnext.contract.approx import Approx, unit_rms
+from flashnext.contract.convolution import convolution, convolution_faults, last_rows
 from flashnext.contract.family import Data, Expected, Family, Shape, register
 from flashnext.contract.faults import Fault
 from flashnext.contract.launch import Builder, Frame, Launch
@@ -175,44 +176,17 @@ class PleConv(SequenceFamily):
         return b.done((len(pick) + SPARE, -(-width // frame.tile(b.kernel))), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
-        n_tail = (shape["taps"] - 1) * shape["dilation"]
         streams, tails, left = [], [], []
         for unit in range(self.units(shape)):
-            settled = np.concatenate([data["tail"][unit], data["kept"][unit]])
-            settled = settled[len(settled) - n_tail :]
+            settled = last_rows(data["tail"][unit], data["kept"][unit])
             rows = np.asarray(data["normed"][unit])
             sums = convolution(settled, rows, data["taps"], shape["dilation"])
             added = Approx.exact(data["gated"][unit]) + sums.silu()
             streams.append(Approx.exact(data["streams"][unit]) + added)
-            after = settled if data["is_window"][unit] else np.concatenate([settled, rows])
-            tails.append(scalar.encode(after[len(after) - n_tail :]))
+            tail = settled if data["is_window"][unit] else last_rows(settled, rows)
+            tails.append(scalar.encode(tail))
             left.append(scalar.encode(rows))
         return {"streams": streams, "tail": tails, "kept": left}
 
     def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
-        if shape["taps"] < 2 or not sum(data["n_rows"]) > 3:
-            return ()
-        return (
-            Fault("wrong position: taps from the newest", "sums", lambda d: {"taps": d["taps"][::-1]}),
-            Fault(
-                "wrong axis: channels backwards in the taps", "sums", lambda d: {"taps": d["taps"][:, ::-1]}
-            ),
-            Fault("wrong scale of the taps", "sums", lambda d: {"taps": d["taps"] * 1.25}),
-            Fault("dropped tail: history read as zero", "sums", without_history),
-        )
-
-
-def without_history(data: Data) -> Data:
-    """Change data to that of sequences that have had no rows before."""
-    return {key: [0 * x for x in data[key]] for key in ("tail", "kept")}
-
-
-def convolution(history: Array, rows: Array, taps: Array, dilation: int) -> Approx:
-    """Sum over taps j of taps[j] * row_{t - (n_taps - 1 - j) dilation}: (rows, width)."""
-    full = np.concatenate([history, rows])
-    n_taps = len(taps)
-    parts = [
-        Approx.exact(full[j * dilation : j * dilation + len(rows)]) * Approx.exact(taps[j])
-        for j in range(n_taps)
-    ]
-    return stack(parts).sum(0)
+        return convolution_faults(shape, data)
