@@ -23,8 +23,7 @@ constexpr uint32_t kInfinity = 0x7f80;  // as a bfloat16 magnitude
 constexpr int kColumns = 8;  // columns that pass together, in register order 0 2 4 6 1 3 5 7
 
 // Words of 32 codes of two matrix rows: vector m holds eight codes of each, the first row's in the lower
-// half. 4-bit codes come out by their place in a 16-bit word (code 4w + m is word w of vector m), all others
-// in their own order; quantize() follows.
+// half, code Unpack::code(m, w) in word w; quantize() puts the inputs in the same order.
 struct Words {
   __m256i v[4];
 };
@@ -38,33 +37,69 @@ inline __m256i load8(const uint8_t* a, const uint8_t* b) {
                                  _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b)), 1);
 }
 
+inline __m256i twice(const int16_t* p) {
+  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+// The products of vectors 0 and 2, and of 1 and 3, with inputs, neighbours added.
+inline __m256i even(const Words& w, const int16_t* q) {
+  return _mm256_add_epi32(_mm256_madd_epi16(w.v[0], twice(q)), _mm256_madd_epi16(w.v[2], twice(q + 16)));
+}
+inline __m256i odd(const Words& w, const int16_t* q) {
+  return _mm256_add_epi32(_mm256_madd_epi16(w.v[1], twice(q + 8)), _mm256_madd_epi16(w.v[3], twice(q + 24)));
+}
+
 // For 2, 3, 5 and 6 bits. The 4 * kBits bytes of a group are read by two loads, the second ending with the
-// group, so that nothing beyond it is touched. A code lies within two bytes: they are brought into a word,
-// multiplied to its top and shifted down.
+// group, so that nothing beyond it is touched. A code lies within two bytes, some bits up; neighbouring words
+// hold codes that lie equally far up, so that a product may be brought down after neighbours are added.
 template <int kBits>
 struct Unpack {
   static constexpr int kWidth = kBits >= 4 ? 16 : 8;
   static constexpr int kSecond = 4 * kBits - kWidth;  // where the second load starts
+  static constexpr int code(int m, int w) { return m / 2 * 16 + m % 2 * 4 + w / 2 + w % 2 * 8; }
+  static constexpr int up(int m, int w) { return code(m, w) * kBits % 8; }
 
-  template <int kPiece>
-  static __m256i piece(__m256i bytes) {
-    constexpr int kFrom = kPiece * kBits - (kPiece < 2 ? 0 : kSecond);
-    const auto low = [](int i) { return static_cast<char>(kFrom + i * kBits / 8); };
-    const auto high = [](int i) {
-      return static_cast<char>(i * kBits % 8 + kBits > 8 ? kFrom + i * kBits / 8 + 1 : -1);
-    };
-    const auto up = [](int i) { return static_cast<short>(1 << (16 - kBits - i * kBits % 8)); };
-    const __m256i spread = _mm256_broadcastsi128_si256(
-        _mm_setr_epi8(low(0), high(0), low(1), high(1), low(2), high(2), low(3), high(3), low(4), high(4),
-                      low(5), high(5), low(6), high(6), low(7), high(7)));
-    const __m256i raise =
-        _mm256_broadcastsi128_si256(_mm_setr_epi16(up(0), up(1), up(2), up(3), up(4), up(5), up(6), up(7)));
-    return _mm256_srli_epi16(_mm256_mullo_epi16(_mm256_shuffle_epi8(bytes, spread), raise), 16 - kBits);
+  static __m256i words16(short a, short b, short c, short d) {  // each for two words
+    return _mm256_broadcastsi128_si256(_mm_setr_epi16(a, a, b, b, c, c, d, d));
+  }
+  template <int m>
+  static __m256i spread(__m256i bytes) {
+    const auto low = [](int w) { return static_cast<char>(code(m, w) * kBits / 8 - (m < 2 ? 0 : kSecond)); };
+    const auto high = [&](int w) { return static_cast<char>(up(m, w) + kBits > 8 ? low(w) + 1 : -1); };
+    return _mm256_shuffle_epi8(
+        bytes, _mm256_broadcastsi128_si256(_mm_setr_epi8(low(0), high(0), low(1), high(1), low(2), high(2),
+                                                         low(3), high(3), low(4), high(4), low(5), high(5),
+                                                         low(6), high(6), low(7), high(7))));
+  }
+  // Codes where they lie in their words, multiplied by 2^up.
+  template <int m>
+  static __m256i raised(__m256i bytes) {
+    const auto mask = [](int w) { return static_cast<short>(((1 << kBits) - 1) << up(m, w)); };
+    return _mm256_and_si256(spread<m>(bytes), words16(mask(0), mask(2), mask(4), mask(6)));
+  }
+  template <int m>
+  static __m256i lowered(__m256i bytes) {
+    const auto raise = [](int w) { return static_cast<short>(1 << (16 - kBits - up(m, w))); };
+    return _mm256_srli_epi16(
+        _mm256_mullo_epi16(spread<m>(bytes), words16(raise(0), raise(2), raise(4), raise(6))), 16 - kBits);
+  }
+  static __m256i first(const uint8_t* a, const uint8_t* b) {
+    return kWidth == 16 ? load16(a, b) : load8(a, b);
+  }
+  static Words for_dot(const uint8_t* a, const uint8_t* b) {
+    const __m256i x = first(a, b), y = first(a + kSecond, b + kSecond);
+    return {{raised<0>(x), raised<1>(x), raised<2>(y), raised<3>(y)}};
   }
   static Words words(const uint8_t* a, const uint8_t* b) {
-    const __m256i first = kWidth == 16 ? load16(a, b) : load8(a, b);
-    const __m256i second = kWidth == 16 ? load16(a + kSecond, b + kSecond) : load8(a + kSecond, b + kSecond);
-    return {{piece<0>(first), piece<1>(first), piece<2>(second), piece<3>(second)}};
+    const __m256i x = first(a, b), y = first(a + kSecond, b + kSecond);
+    return {{lowered<0>(x), lowered<1>(x), lowered<2>(y), lowered<3>(y)}};
+  }
+  static __m256i dot(const Words& w, const int16_t* q) {
+    const auto ups = [](int m) {
+      return _mm256_broadcastsi128_si256(_mm_setr_epi32(up(m, 0), up(m, 2), up(m, 4), up(m, 6)));
+    };
+    if constexpr (kBits % 2 == 0) return _mm256_srav_epi32(_mm256_add_epi32(even(w, q), odd(w, q)), ups(0));
+    return _mm256_add_epi32(_mm256_srav_epi32(even(w, q), ups(0)), _mm256_srav_epi32(odd(w, q), ups(1)));
   }
 };
 
@@ -75,6 +110,8 @@ struct Unpack<4> {
     return {{_mm256_and_si256(x, low), _mm256_and_si256(_mm256_srli_epi16(x, 4), low),
              _mm256_and_si256(_mm256_srli_epi16(x, 8), low), _mm256_srli_epi16(x, 12)}};
   }
+  static Words for_dot(const uint8_t* a, const uint8_t* b) { return words(a, b); }
+  static __m256i dot(const Words& w, const int16_t* q) { return _mm256_add_epi32(even(w, q), odd(w, q)); }
 };
 
 template <>
@@ -84,6 +121,8 @@ struct Unpack<8> {
     return {{_mm256_unpacklo_epi8(x, zero), _mm256_unpackhi_epi8(x, zero), _mm256_unpacklo_epi8(y, zero),
              _mm256_unpackhi_epi8(y, zero)}};
   }
+  static Words for_dot(const uint8_t* a, const uint8_t* b) { return words(a, b); }
+  static __m256i dot(const Words& w, const int16_t* q) { return _mm256_add_epi32(even(w, q), odd(w, q)); }
 };
 
 // Eight matrix rows; those beyond n_cols repeat the last one and their results are dropped.
@@ -121,21 +160,34 @@ inline void transpose8(__m256 r[8]) {
 
 constexpr int kOrder[kColumns] = {0, 2, 4, 6, 1, 3, 5, 7};  // column in each register lane
 
-// out[g * 8 + lane] = parameter of group g0 + g of the lane's column, g < n <= 8.
+inline __m256 widen(__m128i bf16) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bf16), 16));
+}
+
+// out[g * 8 + lane] = parameter of group g0 + g of the lane's column for g < n <= 8; the rest of out[64] is
+// undefined.
 inline void gather(const bfloat16* const* columns, uint32_t g0, uint32_t n, float* out) {
   __m256 r[8];
-  for (int lane = 0; lane < kColumns; ++lane) {
-    const bfloat16* p = columns[kOrder[lane]] + g0;
-    bfloat16 some[8] = {};
-    if (n < 8) {
-      // A copy of known size is one move; the rows of experts often end with four groups.
-      n == 4 ? std::memcpy(some, p, 4 * sizeof *p) : std::memcpy(some, p, n * sizeof *p);
-      p = some;
+  if (n == 8) {
+    for (int lane = 0; lane < kColumns; ++lane) r[lane] = load(columns[kOrder[lane]] + g0).v;
+  } else if (const uint32_t back = 8 - n; g0 >= back) {  // the last eight of the row, moved down
+    alignas(32) static constexpr int8_t kDown[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                                     11, 12, 13, 14, 15, -1, -1, -1, -1, -1, -1,
+                                                     -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    const __m128i down = _mm_loadu_si128(reinterpret_cast<const __m128i*>(kDown + 2 * back));
+    for (int lane = 0; lane < kColumns; ++lane) {
+      const auto* p = reinterpret_cast<const __m128i*>(columns[kOrder[lane]] + g0 - back);
+      r[lane] = widen(_mm_shuffle_epi8(_mm_loadu_si128(p), down));
     }
-    r[lane] = load(p).v;
+  } else {
+    for (int lane = 0; lane < kColumns; ++lane) {
+      bfloat16 some[8] = {};
+      std::memcpy(some, columns[kOrder[lane]] + g0, n * sizeof *some);
+      r[lane] = load(some).v;
+    }
   }
   transpose8(r);
-  for (uint32_t g = 0; g < n; ++g) _mm256_storeu_ps(out + g * 8, r[g]);
+  for (int g = 0; g < 8; ++g) _mm256_store_ps(out + g * 8, r[g]);
 }
 
 inline void put_columns(__m256 acc, uint32_t n_cols, float* y) {
@@ -150,10 +202,6 @@ inline __m256 add_group(__m256i whole, float sum, float step, __m256 scale, __m2
   return _mm256_fmadd_ps(part, _mm256_set1_ps(step), acc);
 }
 
-inline __m256i twice(const int16_t* p) {
-  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-
 // Products of 32 codes of eight columns with their inputs, four partial sums a column: whole[row][pair of
 // columns].
 template <int kBits, int kRows, bool kFirst>
@@ -161,20 +209,15 @@ template <int kBits, int kRows, bool kFirst>
                                              __m256i whole[kRows][4]) {
   const size_t at = size_t{k} * kBits / 8;
   for (int p = 0; p < 4; ++p) {
-    const Words words = Unpack<kBits>::words(w.codes[2 * p] + at, w.codes[2 * p + 1] + at);
+    const Words words = Unpack<kBits>::for_dot(w.codes[2 * p] + at, w.codes[2 * p + 1] + at);
     for (int r = 0; r < kRows; ++r) {
-      const int16_t* q = x[r].q + k;
-      const __m256i a = _mm256_add_epi32(_mm256_madd_epi16(words.v[0], twice(q)),
-                                         _mm256_madd_epi16(words.v[1], twice(q + 8)));
-      const __m256i b = _mm256_add_epi32(_mm256_madd_epi16(words.v[2], twice(q + 16)),
-                                         _mm256_madd_epi16(words.v[3], twice(q + 24)));
-      const __m256i sum = _mm256_add_epi32(a, b);
+      const __m256i sum = Unpack<kBits>::dot(words, x[r].q + k);
       whole[r][p] = kFirst ? sum : _mm256_add_epi32(whole[r][p], sum);
     }
   }
 }
 
-inline void prefetch(const void* p, size_t size_bytes) {
+[[gnu::always_inline]] inline void prefetch(const void* p, size_t size_bytes) {
   for (size_t i = 0; i < size_bytes; i += 64) _mm_prefetch(static_cast<const char*>(p) + i, _MM_HINT_T0);
 }
 
@@ -187,6 +230,7 @@ template <int kBits, int kRows>
   __m256 acc[kRows];
   for (int r = 0; r < kRows; ++r) acc[r] = _mm256_setzero_ps();
   alignas(32) float scales[64], biases[64];
+  const uint8_t* fetch = next.codes[0];
   for (uint32_t g = 0; g < n_groups; ++g) {
     if (g % 8 == 0) {
       const uint32_t n = n_groups - g < 8 ? n_groups - g : 8;
@@ -195,7 +239,7 @@ template <int kBits, int kRows>
       prefetch(next.scales[0] + g * kColumns, 8 * kColumns * sizeof(bfloat16));
       prefetch(next.biases[0] + g * kColumns, 8 * kColumns * sizeof(bfloat16));
     }
-    prefetch(next.codes[0] + size_t{g} * group * kColumns * kBits / 8, group * kColumns * kBits / 8);
+    for (uint32_t k = 0; k < group; k += 32, fetch += 32 * kBits) prefetch(fetch, 32 * kBits);
     __m256i whole[kRows][4];
     add_codes<kBits, kRows, true>(w, g * group, x, whole);
     for (uint32_t k = g * group + 32; k < (g + 1) * group; k += 32)
@@ -411,6 +455,12 @@ void quantize(const bfloat16* x, uint32_t n, Format format, Blocks out) {
         v[1] = _mm_unpackhi_epi64(a, c);
         v[2] = _mm_unpacklo_epi64(b, d);
         v[3] = _mm_unpackhi_epi64(b, d);
+      } else if (format.bits != 8) {  // word 2i + j of vector m = input 16 * (m / 2) + 4 * (m % 2) + 8j + i
+        const __m128i a = v[0], b = v[2];
+        v[0] = _mm_unpacklo_epi16(a, v[1]);
+        v[1] = _mm_unpackhi_epi16(a, v[1]);
+        v[2] = _mm_unpacklo_epi16(b, v[3]);
+        v[3] = _mm_unpackhi_epi16(b, v[3]);
       }
       for (int j = 0; j < 4; ++j) _mm_storeu_si128(reinterpret_cast<__m128i*>(out.q + i + 8 * j), v[j]);
     }
