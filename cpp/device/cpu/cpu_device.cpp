@@ -139,7 +139,7 @@ struct Shuffle {
 class Executor {
  public:
   Executor(int workers, uint64_t shuffle_seed)
-      : pool_(workers), seed_(shuffle_seed), scratch_(workers * kScratchBytes) {
+      : pool_(workers), seed_(shuffle_seed), memory_(workers * kWorkerBytes) {
     thread_ = std::thread([this] { serve(); });
   }
 
@@ -223,6 +223,7 @@ class Executor {
           static_cast<Executor*>(self)->run_task(segment, task, worker);
         },
         this);
+    first_number_ += last - first;
   }
 
   void run_task(uint32_t segment, uint32_t task, int worker) {
@@ -247,7 +248,9 @@ class Executor {
                     task % d->grid.x,
                     task / d->grid.x % d->grid.y,
                     task / d->grid.x / d->grid.y,
-                    scratch_.data() + worker * kScratchBytes};
+                    memory_.data() + worker * kWorkerBytes,
+                    memory_.data() + worker * kWorkerBytes + kScratchBytes,
+                    first_number_ + segment};
     try {
       d->kernel->run(t);
     } catch (const std::exception& e) {
@@ -260,19 +263,21 @@ class Executor {
     if (!failure_) failure_ = what;
   }
 
-  struct Scratch {  // aligned and untouched until used
-    explicit Scratch(size_t n) : block(n) {}
+  static constexpr size_t kWorkerBytes = kScratchBytes + kKeptBytes;
+  struct Memory {  // aligned and untouched until used
+    explicit Memory(size_t n) : block(n) {}
     std::byte* data() { return block.host(); }
     HostBuffer block;
   };
 
   WorkerPool pool_;
   uint64_t seed_;
-  Scratch scratch_;
+  Memory memory_;
   std::vector<uint32_t> tasks_;
   std::vector<Shuffle> shuffles_;
   const Program* program_ = nullptr;
   size_t first_segment_ = 0;
+  uint64_t first_number_ = 1;  // of that segment, of all that ever ran
   std::mutex failure_mutex_;
   std::optional<std::string> failure_;
 

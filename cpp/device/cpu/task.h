@@ -10,15 +10,19 @@
 namespace flashnext::cpu {
 
 constexpr size_t kScratchBytes = 4 << 20;
+constexpr size_t kKeptBytes = 1 << 20;
 
 // One grid step. `scratch` is memory of the worker that runs it, kScratchBytes large, 64-byte aligned, not
-// cleared.
+// cleared. `kept` is the same, kKeptBytes large, at first zero, and left alone by all but who asks for it:
+// what is derived from inputs may stay there for the worker's other tasks of the same `segment`, in which
+// inputs do not change. Segments are numbered from 1.
 struct Task {
   void* const* slots;
   const void* params;
   Grid grid;
   uint32_t x, y, z;
-  std::byte* scratch;
+  std::byte *scratch, *kept;
+  uint64_t segment;
 
   template <class T>
   T* slot(int i) const {

@@ -332,13 +332,13 @@ void multiply_rows(const int16_t* weights, const float* scales, const float* bia
 
 template <int kBits>
 void multiply(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows, uint32_t n_rows,
-              CodeScratch& s) {
+              CodeScratch& s, KeptBlocks& kept) {
   const uint32_t group = w.format.group, n_groups = w.n_in / group;
   Blocks x[kCodeRows];
   if (n_rows <= kFewRows) {
     for (uint32_t r = 0; r < n_rows; ++r) {
-      x[r] = {s.q + size_t{r} * w.n_in, s.step + r * n_groups, s.sum + r * n_groups};
-      quantize(rows[r], w.n_in, w.format, x[r]);
+      x[r] = kept.of(rows[r], w.n_in, w.format,
+                     {s.q + size_t{r} * w.n_in, s.step + r * n_groups, s.sum + r * n_groups});
     }
     for (uint32_t c = 0; c < n_cols; c += kColumns) {
       const Columns columns(w, col0 + c, n_cols - c);
@@ -480,16 +480,34 @@ void quantize(const bfloat16* x, uint32_t n, Format format, Blocks out) {
   }
 }
 
+Blocks KeptBlocks::of(const bfloat16* x, uint32_t n, Format format, Blocks otherwise) {
+  for (uint32_t i = 0; i < n_rows; ++i) {
+    const Row& row = rows[i];
+    if (row.x == x && row.n == n && row.format.bits == format.bits && row.format.group == format.group)
+      return row.blocks;
+  }
+  if (n_rows == kRows || n > kInputs - n_inputs) {
+    quantize(x, n, format, otherwise);
+    return otherwise;
+  }
+  const Blocks blocks = {q + n_inputs, step + n_groups, sum + n_groups};
+  quantize(x, n, format, blocks);
+  rows[n_rows++] = {x, n, format, blocks};
+  n_inputs += n;
+  n_groups += n / format.group;
+  return blocks;
+}
+
 void multiply_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows,
-                    uint32_t n_rows, CodeScratch& s) {
+                    uint32_t n_rows, CodeScratch& s, [[maybe_unused]] KeptBlocks& kept) {
 #if defined(__AVX2__)
   switch (w.format.bits) {
-    case 2: return multiply<2>(w, col0, n_cols, rows, n_rows, s);
-    case 3: return multiply<3>(w, col0, n_cols, rows, n_rows, s);
-    case 4: return multiply<4>(w, col0, n_cols, rows, n_rows, s);
-    case 5: return multiply<5>(w, col0, n_cols, rows, n_rows, s);
-    case 6: return multiply<6>(w, col0, n_cols, rows, n_rows, s);
-    default: return multiply<8>(w, col0, n_cols, rows, n_rows, s);
+    case 2: return multiply<2>(w, col0, n_cols, rows, n_rows, s, kept);
+    case 3: return multiply<3>(w, col0, n_cols, rows, n_rows, s, kept);
+    case 4: return multiply<4>(w, col0, n_cols, rows, n_rows, s, kept);
+    case 5: return multiply<5>(w, col0, n_cols, rows, n_rows, s, kept);
+    case 6: return multiply<6>(w, col0, n_cols, rows, n_rows, s, kept);
+    default: return multiply<8>(w, col0, n_cols, rows, n_rows, s, kept);
   }
 #else
   const uint32_t group = w.format.group;

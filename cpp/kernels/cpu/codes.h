@@ -43,10 +43,30 @@ struct CodeScratch {
   alignas(64) float y[kCodeRows * kCodeColumns];
 };
 
+// The blocks of whole rows that a worker has turned in this segment, so that a row which many of its tasks
+// multiply is turned once. Lies in Task::kept.
+struct KeptBlocks {
+  static constexpr uint32_t kRows = 64, kInputs = 1 << 17;
+
+  uint64_t segment;
+  uint32_t n_rows, n_inputs, n_groups;
+  struct Row {
+    const bfloat16* x;
+    uint32_t n;
+    Format format;
+    Blocks blocks;
+  } rows[kRows];
+  alignas(64) int16_t q[kInputs];
+  alignas(64) float step[kInputs / kMinGroup], sum[kInputs / kMinGroup];
+
+  // The blocks of n inputs at x, turned into `otherwise` where there is no room.
+  Blocks of(const bfloat16* x, uint32_t n, Format format, Blocks otherwise);
+};
+
 // Turns n inputs of a row into blocks; n is a multiple of the group.
 void quantize(const bfloat16* x, uint32_t n, Format format, Blocks out);
 // y[r * kCodeColumns + c] = product of row r with matrix row col0 + c. rows: n_rows <= kCodeRows pointers.
 void multiply_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows,
-                    uint32_t n_rows, CodeScratch& s);
+                    uint32_t n_rows, CodeScratch& s, KeptBlocks& kept);
 
 }  // namespace flashnext::cpu::FLASHNEXT_PATH

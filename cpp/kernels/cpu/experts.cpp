@@ -102,7 +102,7 @@ void expert_gate_up(const Task& t) {
     return matrix(t.slots[slot], t.slots[slot + 1], t.slots[slot + 2], p.format, p.n_in)
         .of_batch(expert, p.codes_stride, p.scales_stride);
   };
-  auto& s = *reinterpret_cast<GluScratch*>(t.scratch);
+  auto& s = product_scratch<GluScratch>(t);
   auto* index = reinterpret_cast<int32_t*>(&s + 1);
   for (uint32_t i = 0; i < n_rows; ++i)
     index[i] = t.slot<const int32_t>(3)[start + i] / static_cast<int32_t>(p.top_k);
@@ -120,7 +120,7 @@ void glu(const Task& t) {
   glu_columns(matrix(t.slots[2], t.slots[3], t.slots[4], p.format, p.n_in),
               matrix(t.slots[5], t.slots[6], t.slots[7], p.format, p.n_in), col0, n,
               Rows<T>{t.slot<const T>(1), p.n_in}, n_rows, t.slot<T>(8), p.width,
-              *reinterpret_cast<GluScratch*>(t.scratch));
+              product_scratch<GluScratch>(t));
 }
 
 constexpr uint32_t kDownColumns = 64;
@@ -131,7 +131,7 @@ void expert_down(const Task& t) {
   const uint32_t n_rows = t.slot<Counts>(0)->n[kCountRows];
   if (n_rows == 0) return;
   const uint32_t d0 = t.x * kDownColumns, n = p.hidden - d0 < kDownColumns ? p.hidden - d0 : kDownColumns;
-  auto& s = *reinterpret_cast<PanelScratch*>(t.scratch);
+  auto& s = product_scratch(t);
   auto* sums = reinterpret_cast<float*>(&s + 1);  // [n_rows][kDownColumns]
   std::memset(sums, 0, size_t{n_rows} * kDownColumns * sizeof(float));
   const auto add = [&](uint32_t row, float weight, const float* y) {

@@ -28,7 +28,7 @@ void hc_mix(const Task& t) {
   const Matrix w = matrix(t.slots[2], t.slots[3], t.slots[4], p.format, p.rank);
   const uint32_t d0 = t.x * kMixColumns;
   const uint32_t n = p.hidden - d0 < kMixColumns ? p.hidden - d0 : kMixColumns;
-  auto& scratch = *reinterpret_cast<PanelScratch*>(t.scratch);
+  auto& scratch = product_scratch(t);
   // Rows go in runs, so that the means of a run stay in fast memory while the streams are added.
   float mean[kPanelRows][kMixColumns];
   for (uint32_t r0 = 0; r0 < n_rows; r0 += kPanelRows) {

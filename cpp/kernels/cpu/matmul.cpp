@@ -14,7 +14,7 @@ void matmul(const Task& t) {
   const Matrix w = matrix(t.slots[2], t.slots[3], t.slots[4], p.format, p.n_in);
   const uint32_t col0 = t.x * kPanelColumns;
   const uint32_t n_cols = p.n_out - col0 < kPanelColumns ? p.n_out - col0 : kPanelColumns;
-  auto& scratch = *reinterpret_cast<PanelScratch*>(t.scratch);
+  auto& scratch = product_scratch(t);
   const Rows<T> x = {t.slot<const T>(1), p.n_in};
   const size_t stride = p.n_out;
   switch (p.epilogue) {

@@ -7,6 +7,7 @@
 // rows share a decoded panel.
 #pragma once
 
+#include "device/cpu/task.h"
 #include "kernels/cpu/codes.h"
 #include "kernels/cpu/simd.h"
 #include "metal/params.h"
@@ -71,10 +72,26 @@ struct FloatScratch {
   alignas(64) float row[kMaxInputs];  // one row's inputs
   alignas(64) float y[kPanelColumns];
 };
-union PanelScratch {
-  FloatScratch f;
-  CodeScratch codes;
+struct PanelScratch {
+  KeptBlocks* kept;
+  union {
+    FloatScratch f;
+    CodeScratch codes;
+  };
 };
+
+// The task's scratch, which begins with a PanelScratch.
+template <class Scratch = PanelScratch>
+Scratch& product_scratch(const Task& t) {
+  static_assert(sizeof(Scratch) <= kScratchBytes && sizeof(KeptBlocks) <= kKeptBytes);
+  auto* kept = reinterpret_cast<KeptBlocks*>(t.kept);
+  if (kept->segment != t.segment) {
+    kept->segment = t.segment;
+    kept->n_rows = kept->n_inputs = kept->n_groups = 0;
+  }
+  reinterpret_cast<PanelScratch*>(t.scratch)->kept = kept;
+  return *reinterpret_cast<Scratch*>(t.scratch);
+}
 
 // Decodes inputs k0 .. k0 + n of one matrix row to fp32. k0 and n are multiples of 32 (of the group where it
 // is larger).
@@ -90,12 +107,12 @@ void multiply_panel(const float* x, uint32_t n_rows, const float* weights, uint3
 // <= kPanelColumns.
 template <class Emit>
 inline void product_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<bfloat16> x, uint32_t n_rows,
-                          CodeScratch& s, Emit emit) {
+                          CodeScratch& s, KeptBlocks& kept, Emit emit) {
   const bfloat16* rows[kCodeRows];
   for (uint32_t r0 = 0; r0 < n_rows; r0 += kCodeRows) {
     const uint32_t n = n_rows - r0 < kCodeRows ? n_rows - r0 : kCodeRows;
     for (uint32_t r = 0; r < n; ++r) rows[r] = x[r0 + r];
-    multiply_codes(w, col0, n_cols, rows, n, s);
+    multiply_codes(w, col0, n_cols, rows, n, s, kept);
     for (uint32_t r = 0; r < n; ++r) emit(r0 + r, static_cast<const float*>(s.y + r * kCodeColumns));
   }
 }
@@ -129,7 +146,7 @@ inline void product_floats(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows
 template <class Emit>
 inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<bfloat16> x, uint32_t n_rows,
                     PanelScratch& s, Emit emit) {
-  if (w.format.bits < 16) return product_codes(w, col0, n_cols, x, n_rows, s.codes, emit);
+  if (w.format.bits < 16) return product_codes(w, col0, n_cols, x, n_rows, s.codes, *s.kept, emit);
   product_floats(w, col0, n_cols, x, n_rows, s.f, emit);
 }
 template <class Emit>
