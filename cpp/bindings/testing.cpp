@@ -9,6 +9,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -26,28 +27,38 @@ namespace {
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-// Runs one kernel. Slots are byte arrays, changed in place; an empty array is an unused slot. relocate:
+constexpr size_t kGuardBytes = 256;
+constexpr int kGuardValue = 0xa5;
+
+// Runs one kernel. Slots are byte arrays, changed in place; an empty array is an unused slot. Each lies
+// behind a guard that the kernel must not touch, in a buffer of its own, or all in one buffer. relocate:
 // (slot, byte offset, slot, byte offset): before the run the device address of the second place is written,
 // as uint64, at the first.
 void run_kernel(const DeviceRef& device, const std::string& name,
                 const std::tuple<uint32_t, uint32_t, uint32_t>& grid, const std::vector<Bytes>& slots,
                 const nb::bytes& params, const std::vector<std::tuple<int, size_t, int, size_t>>& relocate,
-                int repeat) {
+                bool one_buffer) {
   std::vector<BufferRef> buffers;
-  std::vector<Slice> slices;
-  for (const Bytes& s : slots) {
-    if (s.size() == 0) {
-      buffers.push_back(nullptr);
-      slices.emplace_back();
-      continue;
-    }
-    buffers.push_back(device->allocate(s.size()));
-    std::memcpy(buffers.back()->host(), s.data(), s.size());
-    slices.emplace_back(buffers.back());
+  std::vector<Slice> slices(slots.size());
+  const auto room = [](size_t n) { return kGuardBytes + (n + kGuardBytes - 1) / kGuardBytes * kGuardBytes; };
+  if (one_buffer) {
+    size_t all = 0;
+    for (const Bytes& s : slots) all += room(s.size());
+    buffers.push_back(device->allocate(all));
+  }
+  size_t end = 0;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (slots[i].size() == 0) continue;
+    if (!one_buffer) buffers.push_back(device->allocate(room(slots[i].size())));
+    slices[i] = {buffers.back(), (one_buffer ? end : 0) + kGuardBytes};
+    end += room(slots[i].size());
+    std::memset(slices[i].host() - kGuardBytes, kGuardValue, kGuardBytes);
+    std::memcpy(slices[i].host(), slots[i].data(), slots[i].size());
   }
   for (const auto& [slot, at, target, offset] : relocate) {
-    const uint64_t address = buffers.at(static_cast<size_t>(target))->address() + offset;
-    std::memcpy(buffers.at(static_cast<size_t>(slot))->host() + at, &address, sizeof address);
+    const Slice& to = slices.at(static_cast<size_t>(target));
+    const uint64_t address = to.address() + offset;
+    std::memcpy(slices.at(static_cast<size_t>(slot)).host() + at, &address, sizeof address);
   }
   const Kernel& kernel = device->kernel(name);
   const std::span<const std::byte> argument(reinterpret_cast<const std::byte*>(params.c_str()),
@@ -56,16 +67,18 @@ void run_kernel(const DeviceRef& device, const std::string& name,
     const nb::gil_scoped_release release;
     const EventRef done = device->event();
     const std::unique_ptr<CommandBuffer> cb = device->command_buffer();
-    for (int i = 0; i < repeat; ++i) {
-      cb->dispatch(kernel, {std::get<0>(grid), std::get<1>(grid), std::get<2>(grid)}, slices, argument);
-      cb->barrier();
-    }
+    cb->dispatch(kernel, {std::get<0>(grid), std::get<1>(grid), std::get<2>(grid)}, slices, argument);
     cb->signal(done, 1);
     cb->commit();
     done->wait(1);
   }
   for (size_t i = 0; i < slots.size(); ++i) {
-    if (buffers[i]) std::memcpy(slots[i].data(), buffers[i]->host(), slots[i].size());
+    if (slots[i].size() == 0) continue;
+    const std::byte* at = slices[i].host();
+    if (std::any_of(at - kGuardBytes, at, [](std::byte b) { return b != std::byte{kGuardValue}; })) {
+      throw DeviceError(name + ": wrote before the start of slot " + std::to_string(i));
+    }
+    std::memcpy(slots[i].data(), at, slots[i].size());
   }
 }
 
@@ -196,7 +209,7 @@ void bind_testing(nb::module_& parent) {
   nb::module_ m =
       parent.def_submodule("testing", "Single kernels, the sampler and the argument structs, for tests.");
   m.def("run_kernel", &run_kernel, "device"_a, "name"_a, "grid"_a, "slots"_a, "params"_a,
-        "relocate"_a = std::vector<std::tuple<int, size_t, int, size_t>>(), "repeat"_a = 1,
+        "relocate"_a = std::vector<std::tuple<int, size_t, int, size_t>>(), "one_buffer"_a = false,
         "Run one kernel over uint8 arrays, which are changed in place; relocate writes device addresses of "
         "slots into slots.");
   m.def("kernel_names", [](const DeviceRef& d) { return d->kernel_names(); }, "device"_a);

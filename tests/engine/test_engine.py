@@ -7,6 +7,7 @@ import gc
 import json
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashnext.engine.engine import Engine
+from flashnext.engine.engine import BUNDLED, Engine
 from flashnext.engine.errors import EngineClosed
 from flashnext.engine.events import Event, Reply, token_sha
 from flashnext.engine.sampling import Sampling
@@ -425,3 +426,13 @@ def test_loading_tells_its_stages_and_refuses_by_name(tmp_path: Path) -> None:
         Engine(dtype="int3")
     with pytest.raises(InvalidArgument, match="context"):
         Engine(context=0)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_text_files_that_are_links_out_of_the_folder_are_refused(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(BUNDLED, folder)
+    shutil.move(folder / name, tmp_path / name)
+    (folder / name).symlink_to(tmp_path / name)
+    with pytest.raises(CheckpointError, match=f"{name} is a link that leads out of the folder"):
+        Engine(folder)

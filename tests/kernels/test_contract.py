@@ -12,9 +12,10 @@ import pytest
 from flashnext import _core as core
 from flashnext.contract.__main__ import main
 from flashnext.contract.check import Subject, planted, run_faults, run_gate, subjects
-from flashnext.contract.gates import GATES
+from flashnext.contract.gates import GATES, Bench
 from flashnext.contract.launch import GUARD_BYTES, DeviceRunner, Launch, Result
 from flashnext.contract.sweep import CHUNK, POSITIONS, Table, rotary_sweep, tables
+from flashnext.errors import DeviceError
 from support.engine import PATHS
 
 
@@ -59,6 +60,41 @@ def test_faults_of_every_kind_are_planted() -> None:
     names = [fault.name for s in subjects() for _, fault in planted(s, runner(PATHS[0]))]
     for kind in ("wrong axis", "wrong position", "wrong scale", "dropped tail", "reordered sum"):
         assert sum(name.startswith(kind) for name in names) >= 4, kind
+
+
+@pytest.mark.parametrize("one_buffer", [False, True])
+def test_a_write_before_a_slot_is_seen(one_buffer: bool) -> None:
+    device = runner(PATHS[0]).device
+    subject = next(s for s in subjects() if s.name == "attention_prep_bf16")
+    bench = Bench(subject.family, subject.family.shapes[0], subject.scalar, 1, runner(PATHS[0]))
+    launch = bench.launch(bench.draw())
+    written = {o.slot for o in launch.outputs}
+    moved = [
+        (slot, at, target, (to - 64) % 2**64 if target in written else to)
+        for slot, at, target, to in launch.relocations
+    ]
+    assert moved != launch.relocations
+    DeviceRunner(device, one_buffer)(launch)
+    with pytest.raises(DeviceError, match="wrote before the start of slot"):
+        DeviceRunner(device, one_buffer)(replace(launch, relocations=moved))
+
+
+def test_bytes_that_depend_on_where_slots_lie_turn_repeat_red() -> None:
+    class Leaning(DeviceRunner):
+        """A device whose kernels give something else where slots share a buffer."""
+
+        def aliased(self) -> DeviceRunner:
+            return Leaning(self.device, one_buffer=True)
+
+        def __call__(self, launch: Launch) -> Result:
+            result = super().__call__(launch)
+            if self.one_buffer:
+                result[launch.outputs[0].slot][launch.outputs[0].offset] ^= 1
+            return result
+
+    subject = next(s for s in subjects() if s.name == "glu_bf16")
+    report = run_gate(subject, "repeat", Leaning(runner(PATHS[0]).device))
+    assert "slots of one buffer" in report.red["repeat"]
 
 
 @each_path

@@ -250,7 +250,8 @@ class Executor {
                     task / d->grid.x / d->grid.y,
                     memory_.data() + worker * kWorkerBytes,
                     memory_.data() + worker * kWorkerBytes + kScratchBytes,
-                    first_number_ + segment};
+                    first_number_ + segment,
+                    static_cast<uint32_t>(pool_.size())};
     try {
       d->kernel->run(t);
     } catch (const std::exception& e) {

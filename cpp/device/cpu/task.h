@@ -23,6 +23,11 @@ struct Task {
   uint32_t x, y, z;
   std::byte *scratch, *kept;
   uint64_t segment;
+  uint32_t n_workers;
+
+  // The grid step in x that this worker probably runs next, itself where there is none in this row of the
+  // grid.
+  uint32_t next_x() const { return x + n_workers < grid.x ? x + n_workers : x; }
 
   template <class T>
   T* slot(int i) const {

@@ -224,20 +224,20 @@ template <int kBits, int kRows, bool kFirst>
 // Few rows with eight columns, codes unpacked on the way. Eight rows of codes are too many short streams for
 // the processor to foresee, so the eight columns to come next are fetched piece by piece.
 template <int kBits, int kRows>
-[[gnu::noinline]] void dot_columns(const Columns& w, const Columns& next, uint32_t n_in, uint32_t group,
+[[gnu::noinline]] void dot_columns(const Columns& w, const Matrix& next, uint32_t n_in, uint32_t group,
                                    const Blocks* x, uint32_t n_cols, float* y) {
   const uint32_t n_groups = n_in / group;
   __m256 acc[kRows];
   for (int r = 0; r < kRows; ++r) acc[r] = _mm256_setzero_ps();
   alignas(32) float scales[64], biases[64];
-  const uint8_t* fetch = next.codes[0];
+  const uint8_t* fetch = next.codes;
   for (uint32_t g = 0; g < n_groups; ++g) {
     if (g % 8 == 0) {
       const uint32_t n = n_groups - g < 8 ? n_groups - g : 8;
       gather(w.scales, g, n, scales);
       gather(w.biases, g, n, biases);
-      prefetch(next.scales[0] + g * kColumns, 8 * kColumns * sizeof(bfloat16));
-      prefetch(next.biases[0] + g * kColumns, 8 * kColumns * sizeof(bfloat16));
+      prefetch(next.scales + g * kColumns, 8 * kColumns * sizeof(bfloat16));
+      prefetch(next.biases + g * kColumns, 8 * kColumns * sizeof(bfloat16));
     }
     for (uint32_t k = 0; k < group; k += 32, fetch += 32 * kBits) prefetch(fetch, 32 * kBits);
     __m256i whole[kRows][4];
@@ -332,7 +332,7 @@ void multiply_rows(const int16_t* weights, const float* scales, const float* bia
 
 template <int kBits>
 void multiply(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows, uint32_t n_rows,
-              CodeScratch& s, KeptBlocks& kept) {
+              const Matrix& ahead, CodeScratch& s, KeptBlocks& kept) {
   const uint32_t group = w.format.group, n_groups = w.n_in / group;
   Blocks x[kCodeRows];
   if (n_rows <= kFewRows) {
@@ -342,8 +342,7 @@ void multiply(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* c
     }
     for (uint32_t c = 0; c < n_cols; c += kColumns) {
       const Columns columns(w, col0 + c, n_cols - c);
-      const bool more = c + kColumns < n_cols;
-      const Columns next = more ? Columns(w, col0 + c + kColumns, n_cols - c - kColumns) : columns;
+      const Matrix next = c + kColumns < n_cols ? w.from_row(col0 + c + kColumns) : ahead;
       switch (n_rows) {
         case 1: dot_columns<kBits, 1>(columns, next, w.n_in, group, x, n_cols - c, s.y + c); break;
         case 2: dot_columns<kBits, 2>(columns, next, w.n_in, group, x, n_cols - c, s.y + c); break;
@@ -499,15 +498,16 @@ Blocks KeptBlocks::of(const bfloat16* x, uint32_t n, Format format, Blocks other
 }
 
 void multiply_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows,
-                    uint32_t n_rows, CodeScratch& s, [[maybe_unused]] KeptBlocks& kept) {
+                    uint32_t n_rows, [[maybe_unused]] const Matrix& ahead, CodeScratch& s,
+                    [[maybe_unused]] KeptBlocks& kept) {
 #if defined(__AVX2__)
   switch (w.format.bits) {
-    case 2: return multiply<2>(w, col0, n_cols, rows, n_rows, s, kept);
-    case 3: return multiply<3>(w, col0, n_cols, rows, n_rows, s, kept);
-    case 4: return multiply<4>(w, col0, n_cols, rows, n_rows, s, kept);
-    case 5: return multiply<5>(w, col0, n_cols, rows, n_rows, s, kept);
-    case 6: return multiply<6>(w, col0, n_cols, rows, n_rows, s, kept);
-    default: return multiply<8>(w, col0, n_cols, rows, n_rows, s, kept);
+    case 2: return multiply<2>(w, col0, n_cols, rows, n_rows, ahead, s, kept);
+    case 3: return multiply<3>(w, col0, n_cols, rows, n_rows, ahead, s, kept);
+    case 4: return multiply<4>(w, col0, n_cols, rows, n_rows, ahead, s, kept);
+    case 5: return multiply<5>(w, col0, n_cols, rows, n_rows, ahead, s, kept);
+    case 6: return multiply<6>(w, col0, n_cols, rows, n_rows, ahead, s, kept);
+    default: return multiply<8>(w, col0, n_cols, rows, n_rows, ahead, s, kept);
   }
 #else
   const uint32_t group = w.format.group;

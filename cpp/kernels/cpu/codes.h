@@ -66,7 +66,8 @@ struct KeptBlocks {
 // Turns n inputs of a row into blocks; n is a multiple of the group.
 void quantize(const bfloat16* x, uint32_t n, Format format, Blocks out);
 // y[r * kCodeColumns + c] = product of row r with matrix row col0 + c. rows: n_rows <= kCodeRows pointers.
+// ahead: the matrix rows that the worker multiplies next, as far as one knows; they are fetched.
 void multiply_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* const* rows,
-                    uint32_t n_rows, CodeScratch& s, KeptBlocks& kept);
+                    uint32_t n_rows, const Matrix& ahead, CodeScratch& s, KeptBlocks& kept);
 
 }  // namespace flashnext::cpu::FLASHNEXT_PATH

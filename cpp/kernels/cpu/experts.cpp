@@ -76,14 +76,14 @@ struct GluScratch {
 // act[r] = silu(gate x_r) * (up x_r) for columns col0 .. col0 + n.
 template <class T>
 void glu_columns(const Matrix& gate, const Matrix& up, uint32_t col0, uint32_t n, Rows<T> x, uint32_t n_rows,
-                 T* act, size_t width, GluScratch& s) {
+                 uint32_t next_col, T* act, size_t width, GluScratch& s) {
   for (uint32_t r0 = 0; r0 < n_rows; r0 += kPanelRows) {
     const uint32_t rows = n_rows - r0 < kPanelRows ? n_rows - r0 : kPanelRows;
     const Rows<T> some =
         x.index ? Rows<T>{x.base, x.stride, x.index + r0} : Rows<T>{x.base + r0 * x.stride, x.stride};
-    product(gate, col0, n, some, rows, s.panel,
+    product(gate, col0, n, some, rows, up.from_row(col0), s.panel,
             [&](uint32_t r, const float* y) { std::memcpy(s.gate[r], y, n * sizeof(float)); });
-    product(up, col0, n, some, rows, s.panel, [&](uint32_t r, const float* y) {
+    product(up, col0, n, some, rows, gate.from_row(next_col), s.panel, [&](uint32_t r, const float* y) {
       T* out = act + (size_t{r0} + r) * width + col0;
       for (uint32_t c = 0; c < n; ++c) put(out + c, silu(s.gate[r][c]) * y[c]);
     });
@@ -108,7 +108,7 @@ void expert_gate_up(const Task& t) {
     index[i] = t.slot<const int32_t>(3)[start + i] / static_cast<int32_t>(p.top_k);
   const uint32_t col0 = t.x * kGluColumns, n = p.width - col0 < kGluColumns ? p.width - col0 : kGluColumns;
   glu_columns(weights(5), weights(8), col0, n, Rows<T>{t.slot<const T>(4), p.n_in, index}, n_rows,
-              t.slot<T>(11) + static_cast<size_t>(start) * p.width, p.width, s);
+              t.next_x() * kGluColumns, t.slot<T>(11) + static_cast<size_t>(start) * p.width, p.width, s);
 }
 
 template <class T>
@@ -119,7 +119,7 @@ void glu(const Task& t) {
   const uint32_t col0 = t.x * kGluColumns, n = p.width - col0 < kGluColumns ? p.width - col0 : kGluColumns;
   glu_columns(matrix(t.slots[2], t.slots[3], t.slots[4], p.format, p.n_in),
               matrix(t.slots[5], t.slots[6], t.slots[7], p.format, p.n_in), col0, n,
-              Rows<T>{t.slot<const T>(1), p.n_in}, n_rows, t.slot<T>(8), p.width,
+              Rows<T>{t.slot<const T>(1), p.n_in}, n_rows, t.next_x() * kGluColumns, t.slot<T>(8), p.width,
               product_scratch<GluScratch>(t));
 }
 
@@ -139,18 +139,23 @@ void expert_down(const Task& t) {
     for (uint32_t c = 0; c < n; ++c) sum[c] = scalar_fma(weight, y[c], sum[c]);
   };
   const Matrix down = matrix(t.slots[6], t.slots[7], t.slots[8], p.format, p.width);
+  const Matrix shared = matrix(t.slots[10], t.slots[11], t.slots[12], p.shared_format, p.shared_width);
   const int32_t* active = t.slot<const int32_t>(1);
+  const auto expert = [&](int32_t a) {
+    return down.of_batch(static_cast<size_t>(active[1 + a]), p.codes_stride, p.scales_stride);
+  };
   for (int32_t a = 0; a < active[0]; ++a) {
     const int32_t start = t.slot<const int32_t>(2)[a], end = t.slot<const int32_t>(2)[a + 1];
-    const Matrix w = down.of_batch(static_cast<size_t>(active[1 + a]), p.codes_stride, p.scales_stride);
     const Rows<T> act = {t.slot<const T>(5) + static_cast<size_t>(start) * p.width, p.width};
-    product(w, d0, n, act, static_cast<uint32_t>(end - start), s, [&](uint32_t i, const float* y) {
-      const auto pair = static_cast<uint32_t>(t.slot<const int32_t>(3)[start + static_cast<int32_t>(i)]);
-      add(pair / p.top_k, t.slot<const float>(4)[pair], y);
-    });
+    const Matrix ahead = (a + 1 < active[0] ? expert(a + 1) : shared).from_row(d0);
+    product(
+        expert(a), d0, n, act, static_cast<uint32_t>(end - start), ahead, s, [&](uint32_t i, const float* y) {
+          const auto pair = static_cast<uint32_t>(t.slot<const int32_t>(3)[start + static_cast<int32_t>(i)]);
+          add(pair / p.top_k, t.slot<const float>(4)[pair], y);
+        });
   }
-  product(matrix(t.slots[10], t.slots[11], t.slots[12], p.shared_format, p.shared_width), d0, n,
-          Rows<T>{t.slot<const T>(9), p.shared_width}, n_rows, s,
+  product(shared, d0, n, Rows<T>{t.slot<const T>(9), p.shared_width}, n_rows,
+          expert(0).from_row(t.next_x() * kDownColumns), s,
           [&](uint32_t r, const float* y) { add(r, t.slot<const float>(13)[r], y); });
   for (uint32_t r = 0; r < n_rows; ++r) {
     for (uint32_t h = 0; h < p.hc_count; ++h) {

@@ -36,7 +36,9 @@ void hc_mix(const Task& t) {
     std::memset(mean, 0, sizeof mean);
     for (uint32_t s = 0; s < p.hc_count; ++s) {
       const Rows<T> low = {t.slot<const T>(1) + size_t{r0} * p.rank, p.rank};
-      product(w, s * p.hidden + d0, n, low, rows, scratch, [&](uint32_t r, const float* y) {
+      const Matrix ahead =
+          w.from_row(s + 1 < p.hc_count ? (s + 1) * p.hidden + d0 : t.next_x() * kMixColumns);
+      product(w, s * p.hidden + d0, n, low, rows, ahead, scratch, [&](uint32_t r, const float* y) {
         const T* normed = t.slot<const T>(5) + ((size_t{r0} + r) * p.hc_count + s) * p.hidden + d0;
         for (uint32_t c = 0; c < n; ++c)
           mean[r][c] = scalar_fma(sigmoid(y[c]), to_float(normed[c]), mean[r][c]);

@@ -104,15 +104,15 @@ void multiply_panel(const float* x, uint32_t n_rows, const float* weights, uint3
                     float* sums);
 
 // Calls emit(r, y) for each r < n_rows, y[c] being the product of row r with matrix row col0 + c, c < n_cols
-// <= kPanelColumns.
+// <= kPanelColumns. ahead: as in codes.h.
 template <class Emit>
 inline void product_codes(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<bfloat16> x, uint32_t n_rows,
-                          CodeScratch& s, KeptBlocks& kept, Emit emit) {
+                          const Matrix& ahead, CodeScratch& s, KeptBlocks& kept, Emit emit) {
   const bfloat16* rows[kCodeRows];
   for (uint32_t r0 = 0; r0 < n_rows; r0 += kCodeRows) {
     const uint32_t n = n_rows - r0 < kCodeRows ? n_rows - r0 : kCodeRows;
     for (uint32_t r = 0; r < n; ++r) rows[r] = x[r0 + r];
-    multiply_codes(w, col0, n_cols, rows, n, s, kept);
+    multiply_codes(w, col0, n_cols, rows, n, ahead, s, kept);
     for (uint32_t r = 0; r < n; ++r) emit(r0 + r, static_cast<const float*>(s.y + r * kCodeColumns));
   }
 }
@@ -145,13 +145,13 @@ inline void product_floats(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows
 
 template <class Emit>
 inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<bfloat16> x, uint32_t n_rows,
-                    PanelScratch& s, Emit emit) {
-  if (w.format.bits < 16) return product_codes(w, col0, n_cols, x, n_rows, s.codes, *s.kept, emit);
+                    const Matrix& ahead, PanelScratch& s, Emit emit) {
+  if (w.format.bits < 16) return product_codes(w, col0, n_cols, x, n_rows, ahead, s.codes, *s.kept, emit);
   product_floats(w, col0, n_cols, x, n_rows, s.f, emit);
 }
 template <class Emit>
 inline void product(const Matrix& w, uint32_t col0, uint32_t n_cols, Rows<float> x, uint32_t n_rows,
-                    PanelScratch& s, Emit emit) {
+                    const Matrix&, PanelScratch& s, Emit emit) {
   product_floats(w, col0, n_cols, x, n_rows, s.f, emit);
 }
 

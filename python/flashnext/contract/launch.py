@@ -152,22 +152,42 @@ class Builder:
 
 
 class DeviceRunner:
-    """Runs launches on a device of the core."""
+    """Runs launches on a device of the core.
 
-    def __init__(self, device: core.Device) -> None:
+    Args:
+        device: The device.
+        one_buffer: Lay all slots of a launch in one buffer, as a session's and a pass's slots are.
+    """
+
+    def __init__(self, device: core.Device, one_buffer: bool = False) -> None:
         self.device = device
+        self.one_buffer = one_buffer
+
+    def aliased(self) -> DeviceRunner:
+        """Make the runner that lays all slots in one buffer."""
+        return DeviceRunner(self.device, one_buffer=True)
 
     def tile(self, kernel: str) -> int:
         """Tell how many columns one grid step of the kernel's tiled axis covers."""
         return core.testing.kernel_tile(self.device, kernel)
 
     def __call__(self, launch: Launch) -> Result:
-        """Run a launch; returns the bytes of every slot, the launch's own stay as they are."""
+        """Run a launch; returns the bytes of every slot, the launch's own stay as they are.
+
+        Raises:
+            DeviceError: The kernel wrote before the start of a slot.
+        """
         names = list(launch.slots)
         after = {name: data.copy() for name, data in launch.slots.items()}
         places = [(names.index(a), at, names.index(b), to) for a, at, b, to in launch.relocations]
         core.testing.run_kernel(
-            self.device, launch.kernel, launch.grid, list(after.values()), launch.params, places
+            self.device,
+            launch.kernel,
+            launch.grid,
+            list(after.values()),
+            launch.params,
+            places,
+            self.one_buffer,
         )
         for slot, at, _, _ in launch.relocations:  # an address is no result
             after[slot][at : at + 8] = launch.slots[slot][at : at + 8]

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from flashnext.checkpoint.folder import find_file, open_folder
 from flashnext.engine.core import LoadedCore
 from flashnext.engine.errors import EngineClosed
 from flashnext.engine.load import Loaded, load_model
@@ -30,6 +31,7 @@ from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
 
 _EXIT_TIMEOUT_S = 5.0
+_TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]]
 
@@ -80,6 +82,9 @@ class Engine:
             OutOfMemory: The system does not give the memory.
         """
         progress("tokenizer and chat template")
+        folder = open_folder(path)
+        for name in _TEXT_FILES:
+            find_file(folder, name)  # refuses a link that leads out of the folder
         self.tokenizer = Tokenizer.from_folder(path)
         self.template = ChatTemplate.from_folder(path, self.tokenizer)
         self._defaults = Defaults.from_folder(path)
