@@ -21,7 +21,9 @@ class FlashnextSide:
     """
 
     def __init__(self, path: Path, context: int, threads: int, dtype: str = "bfloat16") -> None:
-        self._loaded = load_model(path, device="cpu", threads=threads, dtype=dtype, context=context, draft_head=False)
+        self._loaded = load_model(
+            path, device="cpu", threads=threads, dtype=dtype, context=context, draft_head=False
+        )
         self._runner = _core.Runner(self._loaded.model)
         self._greedy = _core.Sampling(temperature=0.0)
         self._session = self._open()

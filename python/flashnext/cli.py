@@ -85,9 +85,9 @@ def _serve_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--drafts",
         type=int,
-        default=3,
+        default=0,
         metavar="N",
-        help="most draft tokens of a round, 0 for none; they change speed only (default 3)",
+        help="most draft tokens of a round, 0 to 15; they change speed only (default 0)",
     )
     return parser
 

@@ -1,4 +1,4 @@
-"""Drafts change nothing but speed: replies, logits and state equal those of one token a round, bit for bit."""
+"""Drafts change nothing but speed: replies, logits and state are those of one token a round, bit for bit."""
 
 from __future__ import annotations
 
@@ -74,14 +74,18 @@ def finish(engine: Engine, session: core.Session, drawn: Sequence[Any], n: int) 
     return reply
 
 
+def limit(engine: Engine, session: core.Session, drawn: Sequence[Any], n: int, n_drafts: int) -> int:
+    """Drafts of the round after the next one, so that replies have n tokens whatever is kept."""
+    return max(0, min(n_drafts, n - len(drawn) - 2 - len(engine.runner.drafts(session))))
+
+
 def generate(
     engine: Engine, prompt: Tokens, settings: dict[str, Any], n: int, n_drafts: int = 0, chunk: int = 512
 ) -> Reply:
     """A reply of exactly n tokens."""
     session, drawn = begin(engine, prompt, settings, min(n_drafts, n - 2), chunk)
     while len(drawn) < n:
-        # The round after this one may draw a token more than it has drafts.
-        (more,) = engine.runner.round([session], [max(0, min(n_drafts, n - len(drawn) - 2 - len(engine.runner.drafts(session))))])
+        (more,) = engine.runner.round([session], [limit(engine, session, drawn, n, n_drafts)])
         drawn += more
     return finish(engine, session, drawn, n)
 
@@ -91,7 +95,9 @@ def trained(request: pytest.FixtureRequest) -> Engine:
     return Engine(BUNDLED, request.param, "bfloat16", max_window=16)
 
 
-@pytest.fixture(scope="module", params=[(p, t) for p in PATHS for t in ("float32", "bfloat16")], ids=str)
+@pytest.fixture(
+    scope="module", params=[(PATHS[0], "float32"), (PATHS[0], "bfloat16"), (PATHS[-1], "bfloat16")], ids=str
+)
 def untrained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
     """A random draft head, which is almost always wrong."""
     path, dtype = request.param
@@ -99,11 +105,13 @@ def untrained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     yield Engine(setup.write(tmp_path_factory.mktemp("drafts") / "checkpoint"), path, dtype, max_window=16)
 
 
-@pytest.mark.parametrize("n_drafts", [1, 3, 7, 15])
+@pytest.mark.parametrize("n_drafts", [1, 3, 15])
 @pytest.mark.parametrize("settings", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_replies_with_drafts_of_a_trained_head(trained: Engine, settings: dict[str, Any], n_drafts: int) -> None:
+def test_replies_with_drafts_of_a_trained_head(
+    trained: Engine, settings: dict[str, Any], n_drafts: int
+) -> None:
     accepted = proposed = 0
-    for case in CASES[:: len(CASES) // 6]:
+    for case in CASES[:: len(CASES) // 4]:
         prompt = np.array(case["prompt_ids"], np.int32)
         plain = generate(trained, prompt, settings, 24)
         drafted = generate(trained, prompt, settings, 24, n_drafts)
@@ -114,14 +122,16 @@ def test_replies_with_drafts_of_a_trained_head(trained: Engine, settings: dict[s
     assert 0 < accepted < proposed
 
 
-@pytest.mark.parametrize("n_drafts", [1, 2, 15])
+@pytest.mark.parametrize("n_drafts", [1, 15])
 @pytest.mark.parametrize("settings", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_replies_with_drafts_of_an_untrained_head(untrained: Engine, settings: dict[str, Any], n_drafts: int) -> None:
+def test_replies_with_drafts_of_an_untrained_head(
+    untrained: Engine, settings: dict[str, Any], n_drafts: int
+) -> None:
     rng = np.random.default_rng(n_drafts)
-    for n_prompt, chunk in ((1, 512), (5, 1), (70, 64), (131, 50)):
+    for n_prompt, chunk in ((1, 512), (70, 50)):
         prompt = rng.integers(0, untrained.loaded.checkpoint.config.vocab_size, n_prompt, np.int32)
-        plain = generate(untrained, prompt, settings, 70)
-        drafted = generate(untrained, prompt, settings, 70, n_drafts, chunk)
+        plain = generate(untrained, prompt, settings, 50)
+        drafted = generate(untrained, prompt, settings, 50, n_drafts, chunk)
         assert drafted.same(plain), f"prompt of {n_prompt}"
         assert drafted.accepted < drafted.proposed and drafted.proposed > 0
 
@@ -148,7 +158,8 @@ def test_sequences_that_share_rounds_with_their_drafts(trained: Engine) -> None:
     cases = CASES[:: len(CASES) // 4][:4]
     settings = list(SAMPLINGS.values())
     plain = [
-        generate(trained, np.array(c["prompt_ids"], np.int32), s, 20) for c, s in zip(cases, settings, strict=True)
+        generate(trained, np.array(c["prompt_ids"], np.int32), s, 20)
+        for c, s in zip(cases, settings, strict=True)
     ]
     running = {}
     for i, (case, s) in enumerate(zip(cases, settings, strict=True)):
@@ -158,7 +169,7 @@ def test_sequences_that_share_rounds_with_their_drafts(trained: Engine) -> None:
     while running:
         ids = list(running)
         shared += len(ids) > 1
-        limits = [max(0, min(3 * i, 20 - len(running[i][1]) - 2 - len(trained.runner.drafts(running[i][0])))) for i in ids]
+        limits = [limit(trained, running[i][0], running[i][1], 20, 3 * i) for i in ids]
         for i, more in zip(ids, trained.runner.round([running[i][0] for i in ids], limits), strict=True):
             running[i][1].extend(more)
         for i in ids:
@@ -184,8 +195,7 @@ def test_float32_drafts_are_those_of_the_golden_file(offset: int) -> None:
                 assert draft == golden[len(reply) - 1], (case["id"], len(reply))
                 found += 1
             reply += [d.token for d in engine.runner.round([session], [1])[0]]
-        proposed, accepted = engine.runner.draft_counts(session)
-        hits += accepted
+        hits += engine.runner.draft_counts(session)[1]
         session.close()
         assert reply[: len(output)] == output
     assert found > 300 and hits > 0.9 * found

@@ -31,7 +31,6 @@ from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
 
 _EXIT_TIMEOUT_S = 5.0
-DRAFTS = 3
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -64,7 +63,7 @@ class Engine:
         device: str = "auto",
         dtype: str = "bfloat16",
         context: int | None = None,
-        drafts: int = DRAFTS,
+        drafts: int = 0,
         progress: Callable[[str], None] = lambda stage: None,
         random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
@@ -75,7 +74,8 @@ class Engine:
             device: "auto", or the name of a device.
             dtype: "bfloat16" or "float32", of activations and caches.
             context: Largest prompt plus reply in tokens; default the model's window.
-            drafts: Most drafts of a round, 0 to 15; they change the speed of replies and nothing else.
+            drafts: Most drafts of a round, 0 to 15, by the checkpoint's draft head, which is loaded only
+                then. They change the speed of replies and nothing else.
             progress: Told what is being loaded, stage by stage.
             random_bits: Where the seeds of requests without one come from.
 
@@ -94,7 +94,7 @@ class Engine:
         self.template = ChatTemplate.from_folder(path, self.tokenizer)
         self._defaults = Defaults.from_folder(path)
         progress("weights")
-        self._loaded = load_model(path, device=device, dtype=dtype, context=context)
+        self._loaded = load_model(path, device=device, dtype=dtype, context=context, draft_head=drafts > 0)
         vocab_size = self._loaded.model.vocab_size
         if self.tokenizer.n_tokens > vocab_size:
             raise CheckpointError(

@@ -153,7 +153,7 @@ class Scheduler:
             self._take(job, tokens)
 
     def _drafts(self, job: Job) -> int:
-        """Most drafts of the round after the next step, which draws a token at least: none are for nothing."""
+        """Most drafts of the round after the next step, which draws a token at least."""
         return max(0, min(job.n_drafts, job.max_tokens - len(job.token_ids) - 2))
 
     def _take(self, job: Job, drawn: Sequence[Drawn]) -> None:

@@ -119,7 +119,9 @@ class CopyRows(Family):
         b.put("source", data["source"])
         b.room("out", (len(pick) + SPARE) * shape["width"] * scalar.size_bytes)
         b.rows("out", "out", pick, scalar.bits, (shape["width"],))
-        return b.done((len(pick) + SPARE,), struct("CopyRowsParams", width=shape["width"], count=COUNT_LOGITS))
+        return b.done(
+            (len(pick) + SPARE,), struct("CopyRowsParams", width=shape["width"], count=COUNT_LOGITS)
+        )
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         return {"out": list(data["source"][data["map"]])}
@@ -185,9 +187,21 @@ class DraftRows(Family):
             b.output("place", unit, "next", i * row + 8, np.int32, (4,))
             b.output("index", i, "next", i * row + 4, np.int32, (1,))
             at = i * sequence.itemsize
-            b.output("first_row", i, "sequences", at + sequence.fields["first_row"][1], np.int32, (1,), updated=True)
-            b.output("n_rows", unit, "sequences", at + sequence.fields["n_rows"][1], np.int32, (1,), updated=True)
-            b.output("start", unit, "sequences", at + sequence.fields["start"][1], np.int32, (1,), updated=True)
+            b.output(
+                "first_row",
+                i,
+                "sequences",
+                at + sequence.fields["first_row"][1],
+                np.int32,
+                (1,),
+                updated=True,
+            )
+            b.output(
+                "n_rows", unit, "sequences", at + sequence.fields["n_rows"][1], np.int32, (1,), updated=True
+            )
+            b.output(
+                "start", unit, "sequences", at + sequence.fields["start"][1], np.int32, (1,), updated=True
+            )
         b.rows("sources", "sources", pick, np.int32, (1,))
         return b.done((len(pick) + SPARE,), struct("DraftRowsParams", count=COUNT_ROWS))
 
