@@ -76,12 +76,12 @@ def score(checkpoint: str, dtype: str, cases: dict[str, list[Case]]) -> dict[str
             starts = range(0, len(ids), runner.max_chunk)
             for at in starts:
                 chunk = ids[at : at + runner.max_chunk]
-                token = runner.prompt(session, chunk, at + len(chunk) == len(ids), greedy)
-            reply = [token]
+                drawn = runner.prompt(session, chunk, at + len(chunk) == len(ids), greedy)
+            reply = [drawn[0].token]
             while (
                 reply[-1] not in loaded.checkpoint.stop_tokens and len(reply) < len(expected) + SPARE_TOKENS
             ):
-                reply += runner.round([session])
+                reply.append(runner.round([session])[0][0].token)
             session.close()
             right[name] += reply == expected
     return right

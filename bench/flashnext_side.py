@@ -11,7 +11,7 @@ from sides import Tokens
 
 
 class FlashnextSide:
-    """One session on one checkpoint.
+    """One session on one checkpoint, whose draft head is not loaded, as the other side does not.
 
     Args:
         path: The checkpoint's folder.
@@ -21,7 +21,9 @@ class FlashnextSide:
     """
 
     def __init__(self, path: Path, context: int, threads: int, dtype: str = "bfloat16") -> None:
-        self._loaded = load_model(path, device="cpu", threads=threads, dtype=dtype, context=context)
+        self._loaded = load_model(
+            path, device="cpu", threads=threads, dtype=dtype, context=context, draft_head=False
+        )
         self._runner = _core.Runner(self._loaded.model)
         self._greedy = _core.Sampling(temperature=0.0)
         self._session = self._open()

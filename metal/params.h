@@ -16,8 +16,9 @@ constexpr int kPageTokens = 64;      // tokens a page holds
 constexpr int kAttentionSpan = 512;  // absolute positions a partial softmax covers
 constexpr int kSamplerBlock = 1024;  // token ids a partial sum or maximum of the vocabulary covers
 
-// How many rows, sequences and logit rows the pass really has; grids are upper bounds. Index with CountIndex.
-enum CountIndex : uint32_t { kCountRows = 0, kCountSequences = 1, kCountLogits = 2 };
+// How many rows, sequences, logit rows and streams of rows (R*S) the pass really has; grids are upper bounds.
+// Index with CountIndex.
+enum CountIndex : uint32_t { kCountRows = 0, kCountSequences = 1, kCountLogits = 2, kCountStreams = 3 };
 struct Counts {
   int32_t n[4];
 };
@@ -242,9 +243,19 @@ struct ExpertDownParams {
   uint64_t codes_stride, scales_stride;
 };
 
-// copy_rows_T: 0 counts in, 1 map in int32[L], 2 source in T[R, width], 3 out T[L, width]. Grid (L).
+// copy_rows_T: 0 counts in, 1 map in int32[N], 2 source in T[.., width], 3 out T[N, width]; N as `count`
+// says. Grid (N).
 struct CopyRowsParams {
   uint32_t width;
+  uint32_t count;  // CountIndex
+};
+
+// draft_rows: 0 counts in, of the next step; 1 best in int32[L], 2 logit rows in int32[L], 3 rows in Row[R],
+// of the step before; 4 rows out Row[L], 5 sequences io Sequence[L], 6 sources out int32[L]. Grid (L). Row i
+// of the next step holds the token that sequence i drafted, one position on, and goes on from the streams of
+// the row that drafted it.
+struct DraftRowsParams {
+  uint32_t count;  // CountIndex of L
 };
 
 // argmax: 0 counts in, 1 logits in float[L, vocab], 2 out int32[L]. Grid (L). Ties go to the lower id; NaN

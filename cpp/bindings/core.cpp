@@ -75,6 +75,7 @@ Config config_from(const nb::dict& d) {
   c.output_gate = get<std::string>(d, "output_gate");
   c.ple_layers = get<std::vector<int>>(d, "ple_layers");
   c.rms_eps = get<float>(d, "rms_eps");
+  c.has_draft_head = get<int>(d, "n_mtp_layers") > 0;
   if (static_cast<int>(c.attention_layers.size()) != c.n_layers || c.mrope_section.size() != 3) {
     throw InvalidArgument("config: attention_layers needs n_layers entries and mrope_section three");
   }
@@ -213,6 +214,7 @@ void bind_sessions(nb::module_& m) {
           },
           "model"_a, "pool"_a)
       .def_prop_ro("length", &Session::length, "Committed positions.")
+      .def_prop_ro("head_length", &Session::head_length, "Positions the draft head has absorbed.")
       .def_prop_ro("n_pages", &Session::n_pages)
       .def_prop_ro("size_bytes", &Session::size_bytes)
       .def("keep", &Session::keep, "n"_a, "Commit the first n rows of the last window.")
@@ -237,6 +239,14 @@ void bind_sessions(nb::module_& m) {
 }
 
 void bind_runner(nb::module_& m) {
+  nb::class_<Drawn>(m, "Drawn", "A token that was drawn.")
+      .def_ro("token", &Drawn::token)
+      .def_prop_ro(
+          "logprob", [](const Drawn& d) { return d.logprobs.chosen; },
+          "Its log-probability, where the sampling asks for it.")
+      .def_prop_ro(
+          "top", [](const Drawn& d) { return d.logprobs.top; },
+          "[(id, log-probability), ...] of the likeliest ids.");
   nb::class_<BoundRunner>(m, "Runner", "Runs prompt chunks and rounds over the sessions of one model.")
       .def(
           "__init__",
@@ -247,26 +257,37 @@ void bind_runner(nb::module_& m) {
       .def_prop_ro("max_chunk", [](const BoundRunner& r) { return r.runner.max_chunk(); })
       .def(
           "prompt",
-          [](BoundRunner& r, Session& session, const Tokens& tokens, bool last, const Sampling& sampling) {
+          [](BoundRunner& r, Session& session, const Tokens& tokens, bool last, const Sampling& sampling,
+             int n_drafts) {
             const nb::gil_scoped_release release;
-            return r.runner.prompt(session, span_of(tokens), last, sampling);
+            return r.runner.prompt(session, span_of(tokens), last, sampling, n_drafts);
           },
-          "session"_a, "tokens"_a, "last"_a, "sampling"_a,
-          "Read one prompt chunk; with last, draw and return the first reply token, else return -1.")
+          "session"_a, "tokens"_a, "last"_a, "sampling"_a, "n_drafts"_a = 0,
+          "Read one prompt chunk; with last, draw the first reply token and up to n_drafts drafts.")
       .def(
           "round",
-          [](BoundRunner& r, const std::vector<Session*>& sessions) {
+          [](BoundRunner& r, const std::vector<Session*>& sessions, std::vector<int> n_drafts) {
             const nb::gil_scoped_release release;
-            return r.runner.round(sessions);
+            if (n_drafts.empty()) n_drafts.resize(sessions.size());
+            return r.runner.round(sessions, n_drafts);
           },
-          "sessions"_a, "Feed each session's pending token and draw the next one.")
+          "sessions"_a, "n_drafts"_a = std::vector<int>(),
+          "Feed each session's pending token and drafts; return what was drawn, one token or more each. "
+          "n_drafts: most drafts of each one's next round, by default none.")
       .def(
-          "logprobs",
+          "drafts",
           [](const BoundRunner& r, const Session& session) {
-            const Logprobs& l = r.runner.last_logprobs(session);
-            return std::pair(l.chosen, l.top);
+            const std::span<const int32_t> d = r.runner.drafts(session);
+            return std::vector<int32_t>(d.begin(), d.end());
           },
-          "session"_a, "(log-probability, [(id, log-probability), ...]) of the token drawn last.")
+          "session"_a, "The drafts that the session's next round verifies.")
+      .def(
+          "draft_counts",
+          [](const BoundRunner& r, const Session& session) {
+            const DraftCounts& c = r.runner.draft_counts(session);
+            return std::pair(c.proposed, c.accepted);
+          },
+          "session"_a, "Drafts of the reply so far: (verified, kept).")
       .def(
           "settle",
           [](BoundRunner& r, Session& session) {
@@ -281,7 +302,11 @@ void bind_runner(nb::module_& m) {
             r.runner.settle(session);
             return session.state_hash();
           },
-          "session"_a, "Settle, then hash the recurrent block and the committed cache rows.")
+          "session"_a,
+          "Settle, then hash the recurrent block and the committed cache rows of the model's layers.")
+      .def(
+          "head_hash", [](const BoundRunner&, const Session& s, int n) { return s.head_hash(n); },
+          "session"_a, "n"_a, "Hash of the draft head's first n cache rows.")
       .def(
           "forward",
           [](BoundRunner& r, const std::vector<std::tuple<Session*, Tokens, bool>>& parts) {

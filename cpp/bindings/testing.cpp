@@ -194,7 +194,9 @@ std::map<std::string, Layout> params_layout() {
          FIELD(ExpertDownParams, shared_width), FIELD(ExpertDownParams, top_k),
          FIELD(ExpertDownParams, hc_count), FIELD(ExpertDownParams, codes_stride),
          FIELD(ExpertDownParams, scales_stride)}}},
-      {"CopyRowsParams", {sizeof(CopyRowsParams), {FIELD(CopyRowsParams, width)}}},
+      {"CopyRowsParams",
+       {sizeof(CopyRowsParams), {FIELD(CopyRowsParams, width), FIELD(CopyRowsParams, count)}}},
+      {"DraftRowsParams", {sizeof(DraftRowsParams), {FIELD(DraftRowsParams, count)}}},
       {"ArgmaxParams", {sizeof(ArgmaxParams), {FIELD(ArgmaxParams, vocab), FIELD(ArgmaxParams, n_valid)}}},
   };
 }

@@ -40,11 +40,13 @@ struct Launcher::Kernels {
         glu(d.kernel("glu_" + t)),
         expert_down(d.kernel("expert_down_" + t)),
         copy_rows(d.kernel("copy_rows_" + t)),
+        draft_rows(d.kernel("draft_rows")),
         argmax(d.kernel("argmax")) {}
 
   const Kernel &embed, &matmul, &hc_norm, &hc_mix, &ngram_ids, &ngram_gather, &ple_gate, &ple_conv,
       &delta_conv, &delta_prep, &delta_rule, &rope, &attention_prep, &index_pool, &index_score, &index_select,
-      &attention, &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows, &argmax;
+      &attention, &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows, &draft_rows,
+      &argmax;
 };
 
 Launcher::Launcher(const Device& device, DType dtype)
@@ -195,8 +197,16 @@ void Launcher::expert_down(CommandBuffer& cb, const Batch& b, Slice active, Slic
                        hc_count, down.codes_stride, down.scales_stride});
 }
 
-void Launcher::copy_rows(CommandBuffer& cb, const Batch& b, Slice source, Slice out, uint32_t width) const {
-  cb.dispatch(k_->copy_rows, {b.max_logits}, {b.counts, b.logit_rows, source, out}, CopyRowsParams{width});
+void Launcher::copy_rows(CommandBuffer& cb, const Batch& b, Slice map, Slice source, Slice out,
+                         uint32_t width, CountIndex count) const {
+  cb.dispatch(k_->copy_rows, {b.bound(count)}, {b.counts, map, source, out}, CopyRowsParams{width, count});
+}
+
+void Launcher::draft_rows(CommandBuffer& cb, const Batch& b, const Batch& before, Slice best,
+                          Slice sources) const {
+  cb.dispatch(k_->draft_rows, {b.max_rows},
+              {b.counts, best, before.logit_rows, before.rows, b.rows, b.sequences, sources},
+              DraftRowsParams{kCountRows});
 }
 
 void Launcher::argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out,

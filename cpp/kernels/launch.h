@@ -26,8 +26,11 @@ struct StoredMatrix {
 struct Batch {
   Slice counts, sequences, rows, logit_rows;
   uint32_t max_rows = 0, max_sequences = 0, max_logits = 0;
+  uint32_t hc_count = 1;  // streams of a row
 
-  uint32_t bound(CountIndex count) const { return count == kCountLogits ? max_logits : max_rows; }
+  uint32_t bound(CountIndex count) const {
+    return count == kCountLogits ? max_logits : count == kCountStreams ? max_rows * hc_count : max_rows;
+  }
 };
 
 // What becomes of the sums of a product (Epilogue).
@@ -95,7 +98,11 @@ class Launcher {
                    Slice act, const StoredMatrix& down, Slice shared_act, const StoredMatrix& shared_down,
                    Slice shared_gate, Slice gates, Slice streams, uint32_t top_k, uint32_t hc_count) const;
 
-  void copy_rows(CommandBuffer& cb, const Batch& b, Slice source, Slice out, uint32_t width) const;
+  // map: int32 rows of the source.
+  void copy_rows(CommandBuffer& cb, const Batch& b, Slice map, Slice source, Slice out, uint32_t width,
+                 CountIndex count) const;
+  // before: the draft step that `best` was drafted in; its sequences come first and are as many.
+  void draft_rows(CommandBuffer& cb, const Batch& b, const Batch& before, Slice best, Slice sources) const;
   void argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const ArgmaxParams& p) const;
 
  private:

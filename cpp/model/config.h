@@ -27,6 +27,7 @@ struct Config {
   int ple_dim = 0, ple_conv = 0, ngram_size = 0, heads_per_ngram = 0, ngram_shards = 0;
   std::vector<NgramTable> ngram;
   int segment_token = 0;
+  bool has_draft_head = false;
   float rms_eps = 0;
 
   int width() const { return hc_count * hidden_size; }  // W

@@ -47,6 +47,22 @@ struct Model::Layer {
   PageLayout::Layer page;    // of attention
 };
 
+// The draft head: row i reads the streams of row i of the model and the token behind it.
+struct Model::Head {
+  Slice norm_embedding, norm_hidden;  // float[D], float[W]
+  StoredMatrix fc_embedding, fc_hidden;
+  Layer layer;
+  HyperConnection mixer;
+
+  Slice input, embedded, normed, streams;  // T: [R, W], [R, D], [R, D], [R, W]
+  Slice stream_rows, ones;                 // int32[R*S]: i / S; float[R*S]
+  // The tables of a draft step: step 0 absorbs up to R rows, those behind it one row a sequence.
+  struct Step {
+    Slice counts, sequences, rows, sources, logit_rows, best;
+  };
+  std::vector<Step> steps;
+};
+
 // R rows of everything a pass computes between its barriers. T values unless said otherwise.
 struct Model::Scratch {
   Slice streams, normed, low, gates, mixed;           // [R, W], [R, W], [R, rank], float[R, S], [R, D]

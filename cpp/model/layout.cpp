@@ -29,14 +29,16 @@ PageLayout::PageLayout(const Config& c, DType dtype) {
   rotary = at.take(kPageTokens * 3 * sizeof(int32_t));
   const size_t kv = size_t(c.n_kv_heads) * kPageTokens * c.head_dim * t;
   const size_t raw = size_t(kPageTokens) * c.index_head_dim * t;
-  for (int i = 0; i < c.n_attention_layers(); ++i) {
-    Layer layer;
-    layer.k = at.take(kv);
-    layer.v = at.take(kv);
-    layer.raw = at.take(raw);
-    layer.pooled = at.take(raw / c.index_ratio);
-    layers.push_back(layer);
-  }
+  const auto layer = [&] {
+    Layer l;
+    l.k = at.take(kv);
+    l.v = at.take(kv);
+    l.raw = at.take(raw);
+    l.pooled = at.take(raw / c.index_ratio);
+    return l;
+  };
+  for (int i = 0; i < c.n_attention_layers(); ++i) layers.push_back(layer());
+  if (c.has_draft_head) head = layer();
   size_bytes = at.size_bytes();
 }
 
@@ -64,6 +66,7 @@ StateLayout::StateLayout(const Config& c, DType dtype, int max_window) {
     p.row_conv = row.take(rows * c.width() * t);
     ples.push_back(p);
   }
+  if (c.has_draft_head) streams = block.take(size_t(c.width()) * t);
   block_bytes = block.size_bytes();
   unsettled_bytes = row.size_bytes();
 }

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "base/dtype.h"
@@ -10,7 +11,8 @@
 
 namespace flashnext {
 
-// One page: kPageTokens positions of every attention layer. All offsets and sizes are bytes.
+// One page: kPageTokens positions of every attention layer and of the draft head. All offsets and sizes are
+// bytes.
 struct PageLayout {
   PageLayout() = default;
   PageLayout(const Config& config, DType dtype);
@@ -20,6 +22,7 @@ struct PageLayout {
   };
   uint32_t rotary = 0;        // int32[kPageTokens, 3]
   std::vector<Layer> layers;  // by attention layer
+  std::optional<Layer> head;  // of the draft head
   size_t size_bytes = 0;
 };
 
@@ -38,6 +41,7 @@ struct StateLayout {
   };
   std::vector<Delta> deltas;  // by DeltaNet layer
   std::vector<Ple> ples;      // by PLE layer
+  uint32_t streams = 0;       // in the block, with a draft head: T[W] of the last committed row
   size_t block_bytes = 0;
   size_t unsettled_bytes = 0;  // of one window
 };

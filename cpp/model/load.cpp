@@ -54,8 +54,12 @@ Model::Model(DeviceRef device, Config config, std::unique_ptr<Weights> weights, 
     layers_.push_back(std::move(layer));
   }
   mixer_ = std::make_unique<HyperConnection>(hyper_connection("hyper_connection_mixer.", false));
-  head_ = weights_->matrix("lm_head", c.vocab_size, c.hidden_size);
+  lm_head_ = weights_->matrix("lm_head", c.vocab_size, c.hidden_size);
   allocate_scratch();
+  if (c.has_draft_head) {
+    load_head();
+    allocate_head();
+  }
 }
 
 size_t Model::weight_bytes() const { return weights_->mapped_bytes() + weights_->copied_bytes(); }
@@ -185,7 +189,9 @@ void Model::allocate_scratch() {
   const auto n = [](int a, int b = 1) { return static_cast<size_t>(a) * static_cast<size_t>(b); };
   s_ = std::make_unique<Scratch>();
   Scratch& s = *s_;
-  s.streams = take(R * W * t);
+  // With a draft head also rows that sessions carry over from their pass before.
+  const size_t carried = c.has_draft_head ? n(options_.max_sequences) : 0;
+  s.streams = take((R + carried) * W * t);
   s.normed = take(R * W * t);
   s.low = take(R * n(c.hc_rank) * t);
   s.gates = take(R * S * f);

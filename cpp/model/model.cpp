@@ -20,6 +20,7 @@ Batch Model::batch(const PassBounds& bounds) const {
   b.logit_rows = logit_rows_;
   b.max_rows = bounds.n_rows;
   b.max_sequences = bounds.n_sequences;
+  b.hc_count = u(config_.hc_count);
   return b;
 }
 
@@ -33,20 +34,20 @@ void Model::record_rows(CommandBuffer& cb, const PassBounds& bounds) const {
   for (const Layer& layer : layers_) {
     if (layer.ple) record_ple(cb, b, *layer.ple);
     cb.barrier();
-    read(cb, b, layer.mixer_hc);
+    read(cb, b, s_->streams, layer.mixer_hc);
     if (layer.delta) record_delta(cb, b, layer);
-    if (layer.attention) record_attention(cb, b, layer, bounds);
+    if (layer.attention) record_attention(cb, b, s_->streams, layer, bounds);
     cb.barrier();
-    read(cb, b, layer.experts_hc);
-    record_experts(cb, b, layer);
+    read(cb, b, s_->streams, layer.experts_hc);
+    record_experts(cb, b, s_->streams, layer);
   }
   cb.barrier();
 }
 
 // Leaves the block input in s_->mixed and the write gates in s_->gates.
-void Model::read(CommandBuffer& cb, const Batch& b, const HyperConnection& hc) const {
+void Model::read(CommandBuffer& cb, const Batch& b, Slice streams, const HyperConnection& hc) const {
   const Config& c = config_;
-  launch_.hc_norm(cb, b, s_->streams, hc.norm, s_->normed,
+  launch_.hc_norm(cb, b, streams, hc.norm, s_->normed,
                   {u(c.hidden_size), u(c.hc_count), kCountRows, c.rms_eps});
   cb.barrier();
   const float alpha = 1.0f / static_cast<float>(c.hc_count);
@@ -99,7 +100,7 @@ void Model::record_delta(CommandBuffer& cb, const Batch& b, const Layer& layer) 
   launch_.matmul(cb, b, s_->core, d.out, s_->streams, {kResidual, 1, 1, s_->gates, u(c.hc_count)});
 }
 
-void Model::record_attention(CommandBuffer& cb, const Batch& b, const Layer& layer,
+void Model::record_attention(CommandBuffer& cb, const Batch& b, Slice streams, const Layer& layer,
                              const PassBounds& bounds) const {
   const Config& c = config_;
   const Attention& a = *layer.attention;
@@ -137,10 +138,10 @@ void Model::record_attention(CommandBuffer& cb, const Batch& b, const Layer& lay
                     {u(c.n_heads), u(c.n_kv_heads), u(c.head_dim), ratio, budget,
                      static_cast<float>(1.0 / std::sqrt(static_cast<double>(c.head_dim))), at.k, at.v});
   cb.barrier();
-  launch_.matmul(cb, b, s_->attended, a.out, s_->streams, {kResidual, 1, 1, s_->gates, u(c.hc_count)});
+  launch_.matmul(cb, b, s_->attended, a.out, streams, {kResidual, 1, 1, s_->gates, u(c.hc_count)});
 }
 
-void Model::record_experts(CommandBuffer& cb, const Batch& b, const Layer& layer) const {
+void Model::record_experts(CommandBuffer& cb, const Batch& b, Slice streams, const Layer& layer) const {
   const Config& c = config_;
   const Experts& e = layer.experts;
   const RouterParams route = {u(c.n_experts), u(c.top_k)};
@@ -155,28 +156,32 @@ void Model::record_experts(CommandBuffer& cb, const Batch& b, const Layer& layer
   launch_.expert_gate_up(cb, b, s_->active, s_->starts, s_->pairs, s_->mixed, e.gate, e.up, s_->act, route);
   cb.barrier();
   launch_.expert_down(cb, b, s_->active, s_->starts, s_->pairs, s_->weights, s_->act, e.down, s_->shared_act,
-                      e.shared_down, s_->shared_gate, s_->gates, s_->streams, u(c.top_k), u(c.hc_count));
+                      e.shared_down, s_->shared_gate, s_->gates, streams, u(c.top_k), u(c.hc_count));
 }
 
-// The final mixer, the head and the argmax.
 void Model::record_logits(CommandBuffer& cb, uint32_t n_logits, uint32_t n_valid) const {
-  const Config& c = config_;
   Batch b = batch({});
   b.max_logits = n_logits;
-  launch_.copy_rows(cb, b, s_->streams, s_->last_streams, u(c.width()));
+  record_choice(cb, b, s_->streams, *mixer_, best_, n_valid);
+}
+
+// The mixer, lm_head and the argmax over some rows of streams.
+void Model::record_choice(CommandBuffer& cb, const Batch& b, Slice streams, const HyperConnection& mixer,
+                          Slice best, uint32_t n_valid) const {
+  const Config& c = config_;
+  launch_.copy_rows(cb, b, b.logit_rows, streams, s_->last_streams, u(c.width()), kCountLogits);
   cb.barrier();
-  launch_.hc_norm(cb, b, s_->last_streams, mixer_->norm, s_->last_normed,
+  launch_.hc_norm(cb, b, s_->last_streams, mixer.norm, s_->last_normed,
                   {u(c.hidden_size), u(c.hc_count), kCountLogits, c.rms_eps});
   cb.barrier();
-  launch_.matmul(cb, b, s_->last_normed, mixer_->down, s_->last_low,
+  launch_.matmul(cb, b, s_->last_normed, mixer.down, s_->last_low,
                  {kSilu, 1.0f / static_cast<float>(c.hc_count)}, kCountLogits);
   cb.barrier();
-  launch_.hc_mix(cb, b, s_->last_low, mixer_->up, s_->last_normed, s_->last_mixed, u(c.hc_count),
-                 kCountLogits);
+  launch_.hc_mix(cb, b, s_->last_low, mixer.up, s_->last_normed, s_->last_mixed, u(c.hc_count), kCountLogits);
   cb.barrier();
-  launch_.matmul(cb, b, s_->last_mixed, head_, logits_, {kStoreF32}, kCountLogits);
+  launch_.matmul(cb, b, s_->last_mixed, lm_head_, logits_, {kStoreF32}, kCountLogits);
   cb.barrier();
-  launch_.argmax(cb, b, logits_, best_, {u(c.vocab_size), n_valid});
+  launch_.argmax(cb, b, logits_, best, {u(c.vocab_size), n_valid});
   cb.barrier();
 }
 

@@ -58,13 +58,34 @@ class Model {
   const float* logits() const { return logits_.host<const float>(); }
   const int32_t* best() const { return best_.host<const int32_t>(); }
 
+  // The tables of the draft head's step. The host fills all of step 0; of the steps behind it counts and
+  // sequences, the device the rest.
+  struct HeadTables {
+    Counts* counts;
+    Sequence* sequences;
+    Row* rows;            // tokens are those behind the row's position
+    int32_t* sources;     // rows of the pass before, or max_rows() + i: what carry_streams() put there
+    int32_t* logit_rows;  // of each sequence that drafts the row that does it; these sequences come first
+    const int32_t* best;  // result: what they drafted
+  };
+  bool has_head() const { return head_ != nullptr; }
+  HeadTables head_tables(int step) const;
+
   // Records the layers for all rows of the pass.
   void record_rows(CommandBuffer& cb, const PassBounds& bounds) const;
   // Records logits and argmax of up to max_round rows of the pass before; ids at or beyond n_valid are never
   // chosen.
   void record_logits(CommandBuffer& cb, uint32_t n_logits, uint32_t n_valid) const;
+  // Records copies of streams between a session's block and the pass: in, to row max_rows() + i of sources;
+  // and out, from row `row`.
+  void carry_streams(CommandBuffer& cb, Slice block, uint32_t i) const;
+  void keep_streams(CommandBuffer& cb, uint32_t row, Slice block) const;
+  // Records a step of the draft head behind record_rows() or the step before: n_logits sequences draft.
+  void record_head(CommandBuffer& cb, int step, const PassBounds& bounds, uint32_t n_logits,
+                   uint32_t n_valid) const;
 
  private:
+  struct Head;
   struct HyperConnection;
   struct DeltaNet;
   struct Attention;
@@ -81,11 +102,16 @@ class Model {
   Ple ple(const std::string& at, int index);
   void allocate_scratch();
 
-  void read(CommandBuffer& cb, const Batch& b, const HyperConnection& hc) const;
+  void allocate_head();
+  void load_head();
+
+  void read(CommandBuffer& cb, const Batch& b, Slice streams, const HyperConnection& hc) const;
   void record_delta(CommandBuffer& cb, const Batch& b, const Layer& layer) const;
-  void record_attention(CommandBuffer& cb, const Batch& b, const Layer& layer,
+  void record_attention(CommandBuffer& cb, const Batch& b, Slice streams, const Layer& layer,
                         const PassBounds& bounds) const;
-  void record_experts(CommandBuffer& cb, const Batch& b, const Layer& layer) const;
+  void record_experts(CommandBuffer& cb, const Batch& b, Slice streams, const Layer& layer) const;
+  void record_choice(CommandBuffer& cb, const Batch& b, Slice streams, const HyperConnection& mixer,
+                     Slice best, uint32_t n_valid) const;
   void record_ple(CommandBuffer& cb, const Batch& b, const Ple& ple) const;
   Batch batch(const PassBounds& bounds) const;
 
@@ -97,9 +123,10 @@ class Model {
   StateLayout state_;
   Launcher launch_;
 
-  StoredMatrix embed_, head_;
+  StoredMatrix embed_, lm_head_;
   std::vector<Layer> layers_;
   std::unique_ptr<HyperConnection> mixer_;
+  std::unique_ptr<Head> head_;  // null without one
   BufferRef inv_freq_;
   std::vector<BufferRef> owned_;  // scratch, tables and small constants
   std::unique_ptr<Scratch> s_;

@@ -18,6 +18,17 @@ struct Part {
   bool is_window;
 };
 
+// A token that a round drew.
+struct Drawn {
+  int32_t token;
+  Logprobs logprobs;  // where the sampling asks for them
+};
+
+// Of one reply: how many drafts were verified, and how many of them kept.
+struct DraftCounts {
+  int proposed = 0, accepted = 0;
+};
+
 // Owns the order of passes over one model. One thread at a time.
 class Runner {
  public:
@@ -27,12 +38,17 @@ class Runner {
   int max_chunk() const { return model_->options().max_chunk; }
   int max_window() const { return model_->options().max_window; }
 
-  // Reads one prompt chunk. With `last`, draws and returns the first reply token; else returns -1.
-  int32_t prompt(Session& session, std::span<const int32_t> tokens, bool last, const Sampling& sampling);
-  // One round: feeds each session's pending token and draws the next one.
-  std::vector<int32_t> round(std::span<Session* const> sessions);
-  // Of the token drawn last for the session, where its sampling asks for them.
-  const Logprobs& last_logprobs(const Session& session) const;
+  // Reads one prompt chunk. With `last`, draws the first reply token, and up to n_drafts drafts for the first
+  // round; without it nothing is drawn.
+  std::vector<Drawn> prompt(Session& session, std::span<const int32_t> tokens, bool last,
+                            const Sampling& sampling, int n_drafts = 0);
+  // One round: feeds each session's pending token and its drafts, draws behind each row as long as the drafts
+  // are what was drawn, and returns what was drawn, one token or more a session. n_drafts: most drafts of
+  // each session's next round.
+  std::vector<std::vector<Drawn>> round(std::span<Session* const> sessions, std::span<const int> n_drafts);
+  // The drafts that the session's next round verifies.
+  std::span<const int32_t> drafts(const Session& session) const;
+  const DraftCounts& draft_counts(const Session& session) const;
 
   // Tests: one pass over all parts, the logits of every row, [n_rows of all parts, vocab]. Rows of windows
   // wait for keep().
@@ -41,10 +57,27 @@ class Runner {
   void settle(Session& session);
 
  private:
+  struct Reply;
   enum class Want { kNothing, kLast, kAll };
-  void run(std::span<const Part> parts, Want want, std::vector<float>* all);
+  // Rows that the draft head absorbs for one session, and how many tokens it drafts behind the last of them.
+  struct HeadPart {
+    Session* session;
+    int source;                   // row j reads the streams of row source + j of the pass,
+    bool carried;                 // save the first, which reads what the session carries
+    std::vector<int32_t> tokens;  // behind each row
+    int start;                    // position of its first row
+    int last_row;                 // of the pass, whose streams the session carries on; -1: it does already
+    int n_drafts;
+  };
+
+  void run(std::span<const Part> parts, Want want, std::vector<float>* all, bool absorb);
   void check(std::span<const Part> parts) const;
-  int32_t draw(Session& session, size_t logits_row);
+  void record_head(CommandBuffer& cb, std::vector<HeadPart>& parts) const;  // sorts them
+  std::vector<HeadPart> prompt_head(std::span<const Part> parts) const;
+  static Reply& reply_of(const Session& session);
+  // Absorbs, and leaves the drafts with the sessions.
+  void draft(std::vector<HeadPart> parts);
+  Drawn draw(Reply& reply, size_t logits_row, int64_t position) const;
 
   std::shared_ptr<Model> model_;
   int n_valid_;

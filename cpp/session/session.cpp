@@ -7,6 +7,8 @@
 namespace flashnext {
 namespace {
 
+constexpr uint64_t kHashSeed = 0xcbf29ce484222325u;
+
 // 64-bit FNV-1a over 8-byte words; sizes here are multiples of 4 and often of 8.
 uint64_t hash_bytes(const std::byte* data, size_t n, uint64_t h) {
   for (size_t i = 0; i < n; i += 8) {
@@ -68,14 +70,9 @@ Sequence Session::begin(int n_rows, bool is_window) {
   }
   // Windows take pages two windows ahead, so that rounds may be recorded before the one in front has landed.
   const int ahead = is_window && n_rows ? 2 * model_->options().max_window : 0;
-  const int end = std::min(length_ + n_rows + ahead, context);
-  const auto wanted = static_cast<size_t>((end + kPageTokens - 1) / kPageTokens);
   const size_t had = pages_.size();
   try {
-    while (pages_.size() < wanted) {
-      pages_.push_back(pool_->take());
-      reinterpret_cast<uint64_t*>(page_table_->host())[pages_.size() - 1] = pool_->address(pages_.back());
-    }
+    take_pages(std::min(length_ + n_rows + ahead, context));
   } catch (const OutOfPages&) {
     const auto needed = static_cast<size_t>((length_ + n_rows + kPageTokens - 1) / kPageTokens);
     if (pages_.size() < needed) {  // the pages ahead are a courtesy, these are not
@@ -95,6 +92,31 @@ Sequence Session::begin(int n_rows, bool is_window) {
   s.n_kept = kept_;
   s.start = length_;
   s.is_window = is_window;
+  return s;
+}
+
+void Session::take_pages(int end) {
+  const auto wanted = static_cast<size_t>((end + kPageTokens - 1) / kPageTokens);
+  while (pages_.size() < wanted) {
+    pages_.push_back(pool_->take());
+    reinterpret_cast<uint64_t*>(page_table_->host())[pages_.size() - 1] = pool_->address(pages_.back());
+  }
+}
+
+int Session::reserve(int end) {
+  require_usable();
+  end = std::min(end, model_->options().context);
+  try {
+    take_pages(end);
+  } catch (const OutOfPages&) {  // what there is has been taken
+  }
+  return std::min(end, static_cast<int>(pages_.size()) * kPageTokens);
+}
+
+Sequence Session::head_sequence() const {
+  require_usable();
+  Sequence s = {};
+  s.page_table = page_table_->address();
   return s;
 }
 
@@ -120,18 +142,16 @@ void Session::keep(int n) {
   parity_ = 1 - parity_;
 }
 
-uint64_t Session::state_hash() const {
-  require_usable();
+uint64_t Session::cache_hash(uint64_t h, std::span<const PageLayout::Layer> layers, int n_rows) const {
   const Config& c = model_->config();
   const PageLayout& page = model_->page_layout();
   const size_t t = flashnext::size_bytes(model_->options().dtype);
-  uint64_t h = hash_bytes(block_->host(), block_->size_bytes(), 0xcbf29ce484222325u);
-  for (int at = 0; at < length_; ++at) {
+  for (int at = 0; at < n_rows; ++at) {
     const std::byte* base = pool_->host(pages_[static_cast<size_t>(at / kPageTokens)]);
     const auto in_page = static_cast<size_t>(at % kPageTokens);
     h = hash_bytes(base + page.rotary + in_page * 12, 12, h);
     const size_t head = static_cast<size_t>(c.head_dim) * t, key = static_cast<size_t>(c.index_head_dim) * t;
-    for (const PageLayout::Layer& layer : page.layers) {
+    for (const PageLayout::Layer& layer : layers) {
       for (int kv = 0; kv < c.n_kv_heads; ++kv) {
         const size_t row = (static_cast<size_t>(kv) * kPageTokens + in_page) * head;
         h = hash_bytes(base + layer.k + row, head, h);
@@ -144,6 +164,23 @@ uint64_t Session::state_hash() const {
     }
   }
   return h;
+}
+
+uint64_t Session::state_hash() const {
+  require_usable();
+  // The streams lie last; they are the draft head's.
+  const StateLayout& state = model_->state_layout();
+  const size_t n = model_->has_head() ? state.streams : state.block_bytes;
+  return cache_hash(hash_bytes(block_->host(), n, kHashSeed), model_->page_layout().layers, length_);
+}
+
+uint64_t Session::head_hash(int n) const {
+  require_usable();
+  if (!model_->has_head() || n < 0 || n > head_length_) {
+    throw InvalidArgument("session: the draft head has absorbed " + std::to_string(head_length_) +
+                          " positions, cannot hash " + std::to_string(n));
+  }
+  return cache_hash(kHashSeed, {&*model_->page_layout().head, 1}, n);
 }
 
 }  // namespace flashnext

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "model/model.h"
@@ -37,11 +38,25 @@ class Session {
   void end(int n_rows, bool is_window);
   // Commits the first n rows of the last window; the next pass settles them. Rows not kept never happened.
   void keep(int n);
+  // Positions the draft head has absorbed: at most all committed ones. It absorbs a position when the token
+  // behind it is known.
+  int head_length() const { return head_length_; }
+  // Where the recurrent block lies; with a draft head it holds the streams of the last committed row.
+  Slice block() const { return {block_, 0}; }
+  // Takes pages for positions below `end`, as far as there are any and the context reaches; returns how far
+  // they do.
+  int reserve(int end);
+  // The device's view for the draft head: its pages.
+  Sequence head_sequence() const;
+  void end_head(int length) { head_length_ = length; }
+
   // The pass failed: the state is unknown and only close() is allowed.
   void poison() { broken_ = true; }
 
-  // Hash of the recurrent block and all committed cache rows. Settled sessions only.
+  // Hash of the recurrent block and all committed cache rows of the model's layers. Settled sessions only.
   uint64_t state_hash() const;
+  // Hash of the draft head's first n cache rows.
+  uint64_t head_hash(int n) const;
   bool settled() const { return kept_ == 0; }
 
   // What rounds keep with the session while it generates a reply.
@@ -52,11 +67,15 @@ class Session {
 
  private:
   void require_usable() const;
+  uint64_t cache_hash(uint64_t h, std::span<const PageLayout::Layer> layers, int n_rows) const;
+  // Takes pages for positions below `end`, or throws OutOfPages having taken those that there were.
+  void take_pages(int end);
 
   std::shared_ptr<const Model> model_;
   std::shared_ptr<PagePool> pool_;
   std::vector<int> pages_;
   BufferRef page_table_, block_, unsettled_[2];
+  int head_length_ = 0;
   int parity_ = 0;  // which unsettled buffer the next window writes
   int length_ = 0, window_ = 0, kept_ = 0;
   bool closed_ = false, broken_ = false;

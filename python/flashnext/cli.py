@@ -82,6 +82,13 @@ def _serve_parser() -> argparse.ArgumentParser:
         default="bfloat16",
         help="of activations and caches (default bfloat16)",
     )
+    parser.add_argument(
+        "--drafts",
+        type=int,
+        default=0,
+        metavar="N",
+        help="most draft tokens of a round, 0 to 15; they change speed only (default 0)",
+    )
     return parser
 
 
@@ -114,7 +121,9 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
     from flashnext.server.run import make_server
 
     path: Path = args.model or BUNDLED
-    load = partial(Engine, path, device=args.device, dtype=args.dtype, context=args.context)
+    load = partial(
+        Engine, path, device=args.device, dtype=args.dtype, context=args.context, drafts=args.drafts
+    )
     with _progress(path) as progress:
         engine = _in_thread(partial(load, progress=progress))
     try:

@@ -44,6 +44,7 @@ class Client:
         max_tokens: int = 100,
         stops: tuple[str, ...] = (),
         chat: Chat | None = None,
+        n_drafts: int = 0,
     ) -> None:
         self.items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.job = Job(
@@ -53,6 +54,7 @@ class Client:
             stop_ids=frozenset([END]),
             sampling=_core.Sampling(),
             logprobs=False,
+            n_drafts=n_drafts,
             text=ReplyText(TOKENIZER, stops, chat),
             deliver=self.items.put,
         )

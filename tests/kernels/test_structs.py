@@ -25,6 +25,6 @@ def test_sizes_and_offsets_equal_those_of_the_compiler() -> None:
 
 
 def test_a_moved_field_would_be_seen() -> None:
-    moved = np.dtype([("width", np.uint64)], align=True)
-    size, fields = core.testing.params_layout()["CopyRowsParams"]
-    assert moved.itemsize != size and fields["width"] == (0, 4)
+    moved = np.dtype([("count", np.uint64)], align=True)
+    size, fields = core.testing.params_layout()["DraftRowsParams"]
+    assert moved.itemsize != size and fields["count"] == (0, 4)

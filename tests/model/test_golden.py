@@ -34,9 +34,9 @@ def generate(engine: Engine, prompt: list[int], n_tokens: int, chunk: int = 512)
     chunks = np.split(tokens, range(chunk, len(tokens), chunk))
     for part in chunks[:-1]:
         engine.runner.prompt(session, part, False, sampling)
-    reply = [engine.runner.prompt(session, chunks[-1], True, sampling)]
+    reply = [drawn.token for drawn in engine.runner.prompt(session, chunks[-1], True, sampling)]
     while len(reply) < n_tokens:
-        reply += engine.runner.round([session])
+        reply += [drawn.token for drawn in engine.runner.round([session])[0]]
     session.close()
     return reply
 

@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 from flashnext.engine.engine import Engine
@@ -76,20 +77,22 @@ class WatchedCore:
         self.endless = False
         self.n_chunks = self.n_rounds = 0
         self.max_chunk, self.n_pages, self.page_tokens = core.max_chunk, core.n_pages, core.page_tokens
-        self.open, self.logprobs = core.open, core.logprobs
+        self.open = core.open
 
-    def prompt(self, *args: Any) -> int:
+    def prompt(self, *args: Any) -> list[Any]:
         self.before("prompt")
         self.n_chunks += 1
-        return self._replace(self._core.prompt(*args))
+        return [self._replace(drawn) for drawn in self._core.prompt(*args)]
 
-    def round(self, sessions: Sequence[Any]) -> list[int]:
+    def round(self, sessions: Sequence[Any], n_drafts: Sequence[int]) -> list[list[Any]]:
         self.before("round")
         self.n_rounds += 1
-        return [self._replace(token) for token in self._core.round(sessions)]
+        return [[self._replace(d) for d in drawn] for drawn in self._core.round(sessions, n_drafts)]
 
-    def _replace(self, token: int) -> int:
-        return 100 if self.endless and token in self._stop_ids else token
+    def _replace(self, drawn: Any) -> Any:
+        if not self.endless or drawn.token not in self._stop_ids:
+            return drawn
+        return SimpleNamespace(token=100, logprob=drawn.logprob, top=drawn.top)
 
 
 class ServerThread:

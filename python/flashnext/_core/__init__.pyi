@@ -103,6 +103,10 @@ class Session:
         """Committed positions."""
 
     @property
+    def head_length(self) -> int:
+        """Positions the draft head has absorbed."""
+
+    @property
     def n_pages(self) -> int: ...
 
     @property
@@ -122,6 +126,20 @@ class Sampling:
     def check(self, n_valid: int) -> None:
         """Raise InvalidArgument naming the first value out of range."""
 
+class Drawn:
+    """A token that was drawn."""
+
+    @property
+    def token(self) -> int: ...
+
+    @property
+    def logprob(self) -> float:
+        """Its log-probability, where the sampling asks for it."""
+
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """[(id, log-probability), ...] of the likeliest ids."""
+
 class Runner:
     """Runs prompt chunks and rounds over the sessions of one model."""
 
@@ -130,24 +148,32 @@ class Runner:
     @property
     def max_chunk(self) -> int: ...
 
-    def prompt(self, session: Session, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: bool, sampling: Sampling) -> int:
+    def prompt(self, session: Session, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: bool, sampling: Sampling, n_drafts: int = 0) -> list[Drawn]:
         """
-        Read one prompt chunk; with last, draw and return the first reply token, else return -1.
+        Read one prompt chunk; with last, draw the first reply token and up to n_drafts drafts.
         """
 
-    def round(self, sessions: Sequence[Session]) -> list[int]:
-        """Feed each session's pending token and draw the next one."""
+    def round(self, sessions: Sequence[Session], n_drafts: Sequence[int] = []) -> list[list[Drawn]]:
+        """
+        Feed each session's pending token and drafts; return what was drawn, one token or more each. n_drafts: most drafts of each one's next round, by default none.
+        """
 
-    def logprobs(self, session: Session) -> tuple[float, list[tuple[int, float]]]:
-        """
-        (log-probability, [(id, log-probability), ...]) of the token drawn last.
-        """
+    def drafts(self, session: Session) -> list[int]:
+        """The drafts that the session's next round verifies."""
+
+    def draft_counts(self, session: Session) -> tuple[int, int]:
+        """Drafts of the reply so far: (verified, kept)."""
 
     def settle(self, session: Session) -> None:
         """Apply what the last window kept."""
 
     def state_hash(self, session: Session) -> int:
-        """Settle, then hash the recurrent block and the committed cache rows."""
+        """
+        Settle, then hash the recurrent block and the committed cache rows of the model's layers.
+        """
+
+    def head_hash(self, session: Session, n: int) -> int:
+        """Hash of the draft head's first n cache rows."""
 
     def forward(self, parts: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool]]) -> list:
         """

@@ -97,7 +97,8 @@ STRUCTS: dict[str, Void] = {
         **_many(_U32, "hidden", "width", "shared_width", "top_k", "hc_count"),
         **_many(_U64, "codes_stride", "scales_stride"),
     ),
-    "CopyRowsParams": _struct(width=_U32),
+    "CopyRowsParams": _struct(width=_U32, count=_U32),
+    "DraftRowsParams": _struct(count=_U32),
     "ArgmaxParams": _struct(**_many(_U32, "vocab", "n_valid")),
 }
 

@@ -22,6 +22,22 @@ class Session(Protocol):
         """Give it back; idempotent."""
 
 
+class Drawn(Protocol):
+    """A token that was drawn.
+
+    Attributes:
+        logprob: Its log-probability, where the sampling asks for it.
+        top: Of the likeliest ids, (id, log-probability).
+    """
+
+    @property
+    def token(self) -> int: ...  # noqa: D102
+    @property
+    def logprob(self) -> float: ...  # noqa: D102
+    @property
+    def top(self) -> list[tuple[int, float]]: ...  # noqa: D102
+
+
 class Core(Protocol):
     """What the engine's thread asks of a model. One thread at a time; calls block and release the GIL.
 
@@ -38,14 +54,13 @@ class Core(Protocol):
     def open(self) -> Session:
         """Make the session of a new sequence."""
 
-    def prompt(self, session: Session, tokens: Tokens, last: bool, sampling: _core.Sampling) -> int:
-        """Read a prompt chunk; with last, draw and return the first token of the reply, else -1."""
+    def prompt(
+        self, session: Session, tokens: Tokens, last: bool, sampling: _core.Sampling, n_drafts: int
+    ) -> Sequence[Drawn]:
+        """Read a prompt chunk; with last, draw the first token of the reply and up to n_drafts drafts."""
 
-    def round(self, sessions: Sequence[Session]) -> list[int]:
-        """Feed each session's pending token and draw its next one."""
-
-    def logprobs(self, session: Session) -> tuple[float, list[tuple[int, float]]]:
-        """Log-probability of the token drawn last, and the likeliest ids with theirs."""
+    def round(self, sessions: Sequence[Session], n_drafts: Sequence[int]) -> Sequence[Sequence[Drawn]]:
+        """Feed each session's pending token and drafts and draw one token or more; then draft again."""
 
 
 class LoadedCore:
@@ -68,14 +83,12 @@ class LoadedCore:
         """Make the session of a new sequence."""
         return _core.Session(self._loaded.model, self._loaded.pool)
 
-    def prompt(self, session: Session, tokens: Tokens, last: bool, sampling: _core.Sampling) -> int:
+    def prompt(
+        self, session: Session, tokens: Tokens, last: bool, sampling: _core.Sampling, n_drafts: int
+    ) -> Sequence[Drawn]:
         """Read a prompt chunk."""
-        return self._runner.prompt(cast(_core.Session, session), tokens, last, sampling)
+        return self._runner.prompt(cast(_core.Session, session), tokens, last, sampling, n_drafts)
 
-    def round(self, sessions: Sequence[Session]) -> list[int]:
-        """Draw the next token of each session."""
-        return self._runner.round(cast(Sequence[_core.Session], sessions))
-
-    def logprobs(self, session: Session) -> tuple[float, list[tuple[int, float]]]:
-        """Look up the log-probabilities of the token drawn last."""
-        return self._runner.logprobs(cast(_core.Session, session))
+    def round(self, sessions: Sequence[Session], n_drafts: Sequence[int]) -> Sequence[Sequence[Drawn]]:
+        """Run a round."""
+        return self._runner.round(cast(Sequence[_core.Session], sessions), list(n_drafts))

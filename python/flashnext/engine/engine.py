@@ -19,13 +19,13 @@ import numpy as np
 from flashnext.checkpoint.folder import find_file, open_folder
 from flashnext.engine.core import LoadedCore
 from flashnext.engine.errors import EngineClosed
-from flashnext.engine.load import Loaded, load_model
+from flashnext.engine.load import MAX_WINDOW, Loaded, load_model
 from flashnext.engine.reply import Chat, ReplyText
 from flashnext.engine.request import AsyncRequest, Item, Request
 from flashnext.engine.sampling import Defaults, Sampling
 from flashnext.engine.scheduler import Deliver, Job, Scheduler
 from flashnext.engine.thread import EngineThread
-from flashnext.errors import CheckpointError
+from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
@@ -63,6 +63,7 @@ class Engine:
         device: str = "auto",
         dtype: str = "bfloat16",
         context: int | None = None,
+        drafts: int = 0,
         progress: Callable[[str], None] = lambda stage: None,
         random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
@@ -73,6 +74,8 @@ class Engine:
             device: "auto", or the name of a device.
             dtype: "bfloat16" or "float32", of activations and caches.
             context: Largest prompt plus reply in tokens; default the model's window.
+            drafts: Most drafts of a round, 0 to 15, by the checkpoint's draft head, which is loaded only
+                then. They change the speed of replies and nothing else.
             progress: Told what is being loaded, stage by stage.
             random_bits: Where the seeds of requests without one come from.
 
@@ -81,6 +84,8 @@ class Engine:
             InvalidArgument: An argument is out of its range.
             OutOfMemory: The system does not give the memory.
         """
+        if not 0 <= drafts < MAX_WINDOW:
+            raise InvalidArgument(f"drafts is {drafts}, expected 0 to {MAX_WINDOW - 1}")
         progress("tokenizer and chat template")
         folder = open_folder(path)
         for name in _TEXT_FILES:
@@ -89,7 +94,7 @@ class Engine:
         self.template = ChatTemplate.from_folder(path, self.tokenizer)
         self._defaults = Defaults.from_folder(path)
         progress("weights")
-        self._loaded = load_model(path, device=device, dtype=dtype, context=context)
+        self._loaded = load_model(path, device=device, dtype=dtype, context=context, draft_head=drafts > 0)
         vocab_size = self._loaded.model.vocab_size
         if self.tokenizer.n_tokens > vocab_size:
             raise CheckpointError(
@@ -99,6 +104,7 @@ class Engine:
         core = LoadedCore(self._loaded, self.tokenizer.n_tokens)
         self.context = self._loaded.context
         self._random_bits = random_bits
+        self._n_drafts = drafts
         self._stop_ids = frozenset(self._loaded.checkpoint.stop_tokens)
         self._numbers = itertools.count(1)
         self._process = os.getpid()
@@ -253,6 +259,7 @@ class Engine:
             stop_ids=self._stop_ids | frozenset(sampling.stop_token_ids),
             sampling=drawn,
             logprobs=sampling.logprobs is not None,
+            n_drafts=self._n_drafts if sampling.draft else 0,
             text=ReplyText(self.tokenizer, tuple(sampling.stop), chat),
             deliver=deliver,
         )

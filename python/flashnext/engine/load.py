@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from flashnext import _core
 from flashnext.checkpoint import Checkpoint, open_checkpoint, rope_tables
 from flashnext.checkpoint.config import PAGE_TOKENS
+
+MAX_WINDOW = 16  # rows of one sequence in a round: the pending token and its drafts
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ def load_model(
     context: int | None = None,
     sequences: int = 1,
     max_chunk: int = 512,
-    max_window: int = 16,
+    max_window: int = MAX_WINDOW,
+    draft_head: bool = True,
     shuffle_seed: int = 0,
 ) -> Loaded:
     """Validate a checkpoint, map its tensors and size the page pool.
@@ -52,6 +55,7 @@ def load_model(
         sequences: How many sequences of that context the pages are for.
         max_chunk: Rows of a prompt pass, 1 to 2048.
         max_window: Rows of a window, 1 to 64.
+        draft_head: Load the draft head, where the checkpoint has one.
         shuffle_seed: Tests: run independent work in a seeded random order; 0 in order.
 
     Raises:
@@ -61,6 +65,8 @@ def load_model(
     """
     checkpoint = path if isinstance(path, Checkpoint) else open_checkpoint(Path(path))
     config = checkpoint.config
+    if not draft_head:
+        config = replace(config, n_mtp_layers=0)
     tokens = config.default_context if context is None else context
     inv_freq, attention_factor = rope_tables(config, tokens)
     opened = _core.open_device("cpu" if device == "auto" else device, threads, path_name, shuffle_seed)

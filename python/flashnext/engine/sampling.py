@@ -45,6 +45,7 @@ class Sampling:
         stop: The reply ends before the first of these strings.
         stop_token_ids: Ids that end the reply beside those of the checkpoint.
         logprobs: Report the log-probability of each token, and of this many of the likeliest; None for none.
+        draft: Let drafts speed the reply up. They never change it.
     """
 
     temperature: float | None = None
@@ -60,6 +61,7 @@ class Sampling:
     stop: Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
+    draft: bool = True
 
     def __post_init__(self) -> None:
         """Check every range.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from flashnext import _core
-from flashnext.engine.core import Core, Session, Tokens
+from flashnext.engine.core import Core, Drawn, Session, Tokens
 from flashnext.engine.events import Event, TokenLogprob, Usage, token_sha
 from flashnext.engine.policy import Limits, Running, Waiting, next_step
 from flashnext.engine.reply import Pieces, ReplyText
@@ -23,6 +23,7 @@ class Job:
         prompt: (n,) int32, what the model reads.
         max_tokens: Most tokens of the reply; prompt and reply fit the context.
         stop_ids: Ids that end the reply.
+        n_drafts: Most drafts of a round.
         deliver: Takes the events, and at the end the last event or an exception. Called by the engine's
             thread, or by the one that closes the engine; must not block.
         cancelled: Set by any thread; the job ends at the next step.
@@ -34,6 +35,7 @@ class Job:
     stop_ids: frozenset[int]
     sampling: _core.Sampling
     logprobs: bool
+    n_drafts: int
     text: ReplyText
     deliver: Deliver
     cancelled: bool = False
@@ -124,30 +126,47 @@ class Scheduler:
         assert job.session is not None
         end = job.n_read + n
         try:
-            token = self._core.prompt(
-                job.session, job.prompt[job.n_read : end], end == len(job.prompt), job.sampling
+            drawn = self._core.prompt(
+                job.session,
+                job.prompt[job.n_read : end],
+                end == len(job.prompt),
+                job.sampling,
+                self._drafts(job),
             )
         except Exception as error:
             self._fail(job, error)
             return
         job.n_read = end
-        if end == len(job.prompt):
-            self._take(job, token)
+        self._take(job, drawn)
 
     def _round(self, jobs: list[Job]) -> None:
         try:
-            tokens = self._core.round([job.session for job in jobs if job.session is not None])
+            drawn = self._core.round(
+                [job.session for job in jobs if job.session is not None],
+                [self._drafts(job) for job in jobs],
+            )
         except Exception as error:  # the pass was one, so all its sequences are lost with it
             for job in jobs:
                 self._fail(job, error)
             return
-        for job, token in zip(jobs, tokens, strict=True):
-            self._take(job, token)
+        for job, tokens in zip(jobs, drawn, strict=True):
+            self._take(job, tokens)
 
-    def _take(self, job: Job, token: int) -> None:
-        """Add a drawn token to a reply, and end the reply where it ends it."""
+    def _drafts(self, job: Job) -> int:
+        """Most drafts of the round after the next step, which draws a token at least."""
+        return max(0, min(job.n_drafts, job.max_tokens - len(job.token_ids) - 2))
+
+    def _take(self, job: Job, drawn: Sequence[Drawn]) -> None:
+        """Add drawn tokens to a reply, as far as the one that ends it."""
+        for one in drawn:
+            if job.session is None:
+                return
+            self._take_token(job, one)
+
+    def _take_token(self, job: Job, drawn: Drawn) -> None:
+        token = drawn.token
         job.token_ids.append(token)
-        logprobs = (self._logprob(job, token),) if job.logprobs else None
+        logprobs = (TokenLogprob(token, drawn.logprob, tuple(drawn.top)),) if job.logprobs else None
         if token in job.stop_ids:
             self._finish(job, "stop", (token,), job.text.finish(cut=False), logprobs)
             return
@@ -168,11 +187,6 @@ class Scheduler:
                     (token,), pieces.text, logprobs, reasoning=pieces.reasoning, tool_calls=pieces.tool_calls
                 )
             )
-
-    def _logprob(self, job: Job, token: int) -> TokenLogprob:
-        assert job.session is not None
-        chosen, top = self._core.logprobs(job.session)
-        return TokenLogprob(token, chosen, tuple(top))
 
     def _finish(
         self,

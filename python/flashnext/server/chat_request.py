@@ -14,7 +14,7 @@ from flashnext.text.template import TemplateOptions
 # Accepted without effect: they change nothing of a reply.
 HARMLESS = frozenset(
     {
-        *("cache", "draft"),  # both are about speed alone, and there is neither yet
+        "cache",  # about speed alone, and there is none yet
         *(
             "metadata",
             "prompt_cache_key",
@@ -88,6 +88,7 @@ class ChatRequest(BaseModel):
     tool_choice: Any = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_ids: bool | None = None
+    draft: bool | None = None
 
     @classmethod
     def read(cls, body: Mapping[str, Any]) -> ChatRequest:
@@ -143,6 +144,7 @@ class ChatRequest(BaseModel):
             seed=self.seed,
             max_tokens=limits.pop() if limits else None,
             stop=stop,
+            draft=self.draft is not False,
         )
 
 
