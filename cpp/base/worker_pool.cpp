@@ -1,5 +1,10 @@
 #include "base/worker_pool.h"
 
+#include <string>
+#include <system_error>
+
+#include "base/error.h"
+
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
 #endif
@@ -37,10 +42,19 @@ T await(std::atomic<T>& a, Changed changed) {
 }  // namespace
 
 WorkerPool::WorkerPool(int n_workers) {
-  for (int i = 1; i < n_workers; ++i) threads_.emplace_back([this, i] { serve(i); });
+  try {
+    for (int i = 1; i < n_workers; ++i) threads_.emplace_back([this, i] { serve(i); });
+  } catch (const std::system_error& e) {
+    const std::string started = std::to_string(threads_.size());
+    end_threads();
+    throw OutOfMemory("the system does not give " + std::to_string(n_workers - 1) + " worker threads, only " +
+                      started + " (" + e.what() + "); ask for fewer threads");
+  }
 }
 
-WorkerPool::~WorkerPool() {
+WorkerPool::~WorkerPool() { end_threads(); }
+
+void WorkerPool::end_threads() {
   stop_ = true;
   epoch_.fetch_add(1, std::memory_order_release);
   epoch_.notify_all();
@@ -62,6 +76,9 @@ void WorkerPool::run(std::span<const uint32_t> tasks, Body body, void* context) 
   take_part(0);
   // A thread that wakes after the last task finds the program closed and is not waited for.
   open_ = false;
+  // The worker writes inside_ and then reads open_; here it is the other way round, so both need one order of
+  // all four that every thread sees.
+  std::atomic_thread_fence(std::memory_order_seq_cst);
   await(inside_, [](uint32_t n) { return n == 0; });
 }
 

@@ -17,7 +17,8 @@ class WorkerPool {
   // Runs task `task` of segment `segment` on worker `worker` (0 .. size() - 1). Must not throw.
   using Body = void (*)(void* context, uint32_t segment, uint32_t task, int worker);
 
-  // Starts n_workers - 1 threads; the caller of run() is worker 0. n_workers > 0.
+  // Starts n_workers - 1 threads; the caller of run() is worker 0. n_workers > 0. Throws OutOfMemory where
+  // the system gives fewer.
   explicit WorkerPool(int n_workers);
   // Waits for the threads to end. Not during run().
   ~WorkerPool();
@@ -31,6 +32,7 @@ class WorkerPool {
   void run(std::span<const uint32_t> tasks, Body body, void* context);
 
  private:
+  void end_threads();
   void serve(int worker);
   void take_part(int worker);
   void advance(uint32_t segment);

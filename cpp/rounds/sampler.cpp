@@ -81,12 +81,13 @@ int32_t draw(std::span<const float> logits, int n_valid, const Sampling& s, cons
   std::erase_if(all, [](const Candidate& c) { return c.value != c.value; });
   if (all.empty()) return 0;
   if (s.temperature == 0) return std::min_element(all.begin(), all.end(), before)->id;
-  for (Candidate& c : all) c.value /= s.temperature;
+  // Measured from the best one, so that no temperature, however small, makes several of them infinite.
+  const float best_value = std::min_element(all.begin(), all.end(), before)->value;
+  for (Candidate& c : all) c.value = c.value == best_value ? 0.0f : (c.value - best_value) / s.temperature;
 
   // `all` stays in id order until a rule needs the candidates sorted.
   const bool by_k = s.top_k > 0 && static_cast<size_t>(s.top_k) < all.size();
-  const float max = std::min_element(all.begin(), all.end(), before)->value;
-  const auto weight = [max](const Candidate& c) { return c.value == max ? 1.0f : exact_exp(c.value - max); };
+  const auto weight = [](const Candidate& c) { return c.value == 0 ? 1.0f : exact_exp(c.value); };
   if (by_k) {
     std::partial_sort(all.begin(), all.begin() + s.top_k, all.end(), before);
     all.resize(static_cast<size_t>(s.top_k));
@@ -96,7 +97,7 @@ int32_t draw(std::span<const float> logits, int n_valid, const Sampling& s, cons
     if (by_k) {
       for (const Candidate& c : all) total += weight(c);
     } else {
-      total = vocabulary_sum(all, max);
+      total = vocabulary_sum(all, 0);
       std::sort(all.begin(), all.end(), before);
     }
     float sum = 0;

@@ -21,11 +21,9 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  int length() const { return length_; }       // committed positions
-  int window_rows() const { return window_; }  // rows of the last window that keep() may choose from
+  int length() const { return length_; }  // committed positions
   int n_pages() const { return static_cast<int>(pages_.size()); }
   size_t size_bytes() const;  // without pages
-  bool closed() const { return closed_; }
 
   // Gives everything back; later use is refused. Idempotent.
   void close();

@@ -191,8 +191,21 @@ def test_a_target_with_anything_in_it_is_refused_and_left_alone(source: Path, tm
         convert(source, tmp_path / "absent" / "out")
     with pytest.raises(CheckpointError, match="is not empty"):
         convert(source, source)
+    with pytest.raises(CheckpointError, match="cannot be written|could not be written"):
+        convert(source, tmp_path / ("n" * 250))
+    with pytest.raises(CheckpointError, match="cannot be written|could not be written"):
+        convert(source, tmp_path / ("n" * 300))
     assert leftovers(tmp_path) == ["file", "full", "link"]
     assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
+
+
+def test_the_folder_one_stands_in_is_filled(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    convert(source.resolve(), ".")
+    assert (tmp_path / "here" / "config.json").is_file()
 
 
 def test_an_empty_target_is_filled(source: Path, tmp_path: Path) -> None:

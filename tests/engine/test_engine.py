@@ -359,13 +359,22 @@ def test_a_forked_child_is_refused_by_name_and_the_parent_goes_on(engine: Engine
             told.put(str(error))
         else:
             told.put("served")
+        try:
+            next(running)
+        except EngineClosed as error:
+            told.put(str(error))
+        running.cancel()
         engine.close()
 
+    running = engine.submit(COUNT, sampling=GREEDY, options=OFF)
+    next(running)
     process = context.Process(target=child)
     process.start()
     process.join(30)
     assert process.exitcode == 0
     assert "cannot be used in process" in told.get()
+    assert "cannot be used in process" in told.get()
+    assert running.result().finish_reason == "stop"
     assert engine.generate(SUM, sampling=GREEDY).result().text == "3 + 4 = 7"
 
 

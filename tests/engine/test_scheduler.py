@@ -135,6 +135,40 @@ def test_a_stop_string_ends_a_reply_within_a_token_and_across_tokens(start: Star
     assert submit(thread, [1], stops=("oun",)).text() == "c"
 
 
+@pytest.mark.parametrize("part", ["push", "finish"])
+def test_a_reply_whose_text_fails_ends_alone(
+    start: Start, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    _, thread = start("Hello world")
+    client = Client([1])
+
+    def fail(*args: Any, **more: Any) -> Any:
+        raise RuntimeError("a reply nobody can read")
+
+    monkeypatch.setattr(client.job.text, part, fail)
+    thread.submit(client.job)
+    with pytest.raises(RuntimeError, match="nobody can read"):
+        client.events()
+    assert submit(thread, [1]).text() == "Hello world"
+
+
+def test_drafts_that_are_kept_come_as_tokens_of_their_own(start: Start) -> None:
+    core, thread = start("one two three four five")
+    core.accepted = 2
+    events = submit(thread, [1], n_drafts=3).events()
+    assert "".join(e.text for e in events) == "one two three four five"
+    assert {len(e.token_ids) for e in events} == {1}
+    assert len(core.rounds) < len(events) - 1
+
+
+def test_no_drafts_are_made_for_tokens_beyond_the_limit(start: Start) -> None:
+    core, thread = start("one two three four five six")
+    core.accepted = 9
+    for limit in range(1, 8):
+        spent = sum(len(e.token_ids) for e in submit(thread, [1], n_drafts=3, max_tokens=limit).events())
+        assert spent == limit
+
+
 def test_half_a_stop_string_at_the_end_is_text(start: Start) -> None:
     _, thread = start("a STO")
     assert submit(thread, [1], stops=("STOP",)).text() == "a STO"

@@ -141,6 +141,13 @@ def test_hostile_logits_give_a_valid_id(temperature: float) -> None:
     assert compiled(np.array([1.0, 2.0, 99.0]), rules, n_valid=2) in (0, 1)
 
 
+@pytest.mark.parametrize("temperature", (1e-3, 1e-30, 1e-38, 1e-45))
+def test_small_temperatures_take_the_best(temperature: float) -> None:
+    logits = np.array([0.0, 2.0, -4.0, 1.0, 0.5, 10.0, 4.0, 9.0], np.float32)
+    drawn = {compiled(logits, twin.Rules(temperature=temperature, seed=3), at) for at in range(50)}
+    assert drawn == {5}
+
+
 def test_temperature_zero_takes_the_lower_id_of_equals() -> None:
     assert compiled(np.array([1.0, 5.0, 5.0, 5.0]), twin.Rules(temperature=0)) == 1
 

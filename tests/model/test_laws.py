@@ -16,12 +16,13 @@ import pytest
 from flashnext.checkpoint import open_checkpoint
 from support.engine import MAX_WINDOW, PATHS, Engine, Float32, Tokens, first_difference, row_hashes
 from support.random_checkpoint import write_random
-from support.setups import REAL_HEADS, WIDE, Setup
+from support.setups import MANY_EXPERTS, MIXED, REAL_HEADS, WIDE, Setup
 
 ROWS = 150
 SETUPS = (
     Setup("small", rows=ROWS),
     Setup("heads of the real model", REAL_HEADS, rows=ROWS),
+    Setup("mixed bits, many experts", MANY_EXPERTS, "mlx", 6, 32, rows=90, modules=MIXED),
     Setup("6 bits in groups of 64", {**WIDE, "indexer_compress_ratio": 16}, "mlx", 6, 64, rows=ROWS),
 )
 

@@ -34,6 +34,7 @@ class Setup:
         overrides: Of the random checkpoint's text_config.
         layout: "hf", or "mlx" with `bits` and `group`.
         rows: Tokens of the sequence; one in twenty ends an n-gram segment.
+        modules: Bits and group of single modules of the "mlx" layout.
         seed: Of weights and tokens. Chosen so that no decision of the reference is a near-tie (see `bounds`).
     """
 
@@ -44,13 +45,16 @@ class Setup:
     group: int = 32
     rows: int = 160
     seed: int = 1
+    modules: Mapping[str, tuple[int, int] | None] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.name}, seed {self.seed}"
 
     def write(self, folder: Path) -> Path:
         """Write the checkpoint."""
-        return write_random(folder, self.overrides, self.seed, self.layout, self.bits, self.group)
+        return write_random(
+            folder, self.overrides, self.seed, self.layout, self.bits, self.group, modules=self.modules
+        )
 
     def without_decisions(self) -> Setup:
         """The same model with every expert chosen and every block selected, so that rounding flips
@@ -59,7 +63,7 @@ class Setup:
         wide = {"num_experts_per_tok": experts, "indexer_budget": 1024}
         return Setup(
             f"{self.name}, no decisions", {**self.overrides, **wide}, self.layout, self.bits, self.group,
-            self.rows, self.seed,
+            self.rows, self.seed, self.modules,
         )  # fmt: skip
 
 
@@ -107,6 +111,15 @@ WIDE: Mapping[str, Any] = {
     "ple_embed_dim": 512, "num_attention_heads": 4, "head_dim": 32, "linear_num_value_heads": 4,
     "linear_value_head_dim": 32,
 }  # fmt: skip
+# Matrices that read the same inputs by different bits and groups, and so many experts that a short chunk
+# multiplies more rows than a worker keeps block floats of.
+MIXED: Mapping[str, tuple[int, int] | None] = {
+    "layers.0.linear_attn.in_proj_qkv": (4, 64), "layers.0.linear_attn.in_proj_z": (8, 32),
+    "layers.0.linear_attn.in_proj_a": (4, 32), "layers.0.mlp.shared_expert.gate_proj": (3, 32),
+    "layers.0.mlp.shared_expert.up_proj": (3, 32), "layers.1.self_attn.k_proj": (2, 64),
+    "layers.1.self_attn.v_proj": None, "layers.1.mlp.gate": None,
+}  # fmt: skip
+MANY_EXPERTS: Mapping[str, Any] = {**WIDE, "num_experts": 48, "num_experts_per_tok": 4}
 YARN: Mapping[str, Any] = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256, "rope_theta": 1e4,
 }  # fmt: skip
@@ -139,6 +152,7 @@ SETUPS: tuple[Setup, ...] = (
     Setup("a key for each head", {"num_attention_heads": 3, "num_key_value_heads": 3}),
     Setup("a value head for each key head", {"linear_num_key_heads": 3, "linear_num_value_heads": 3}),
     Setup("yarn", {"rope_parameters": YARN, "max_position_embeddings": 1024}),
+    Setup("mixed bits, many experts", MANY_EXPERTS, "mlx", 6, 32, rows=72, modules=MIXED),
     *(
         Setup(f"{bits} bits in groups of {group}", WIDE, "mlx", bits, group, rows=72)
         for bits in (2, 3, 4, 5, 6, 8)

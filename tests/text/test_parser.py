@@ -285,6 +285,7 @@ def test_local_references_are_followed(parameters: Any) -> None:
     [
         {"properties": {"x": {"$ref": "#/properties/x"}}},
         {"properties": {"x": {"anyOf": [{"$ref": "#/properties/x"}, {"$ref": "#/properties/x"}]}}},
+        {"properties": {"x": {"anyOf": [{"$ref": "#/properties/x"}] * 1000}}},
         {"properties": {"x": {"$ref": "http://elsewhere/"}}},
         {"properties": {"x": {"$ref": "#/nowhere"}}},
         {"properties": []},
@@ -342,3 +343,10 @@ def test_any_split_gives_the_same_parts(tokens: list[str], thinking: bool, cut: 
     assert reasoning == reasoning.strip()
     for call in calls:
         assert isinstance(json.loads(call.arguments), dict)
+
+
+def test_white_space_in_an_unclosed_parameter_is_read_once() -> None:
+    # Were each space tried as the end of the value, this would outlast the test run's limit.
+    spaces = " " * 300_000
+    (call,) = parse(f"<tool_call><function=f><parameter=x>a{spaces}b</tool_call>", tools=None)[2]
+    assert json.loads(call.arguments) == {"x": f"a{spaces}b"}

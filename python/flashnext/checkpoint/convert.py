@@ -82,14 +82,17 @@ def convert(
     for size in (group, table_group or group):
         check_affine(bits, size)
     checkpoint = open_checkpoint(source)
-    target = Path(target)
-    _check_target(target)
+    target = _real_target(target)
+    try:
+        _check_target(target)
+    except OSError as error:
+        raise CheckpointError(f"{target} cannot be written: {error.strerror}") from None
     steps = _plan_steps(checkpoint, Affine(bits, group), Affine(bits, table_group or group))
     plans = [plan for step in steps for plan in _output_plans(step)]
     _check_disk(target, sum(plan.nbytes for plan in plans))
     work = target.with_name(f"{target.name}.partial-{secrets.token_hex(4)}")
-    work.mkdir()
     try:
+        work.mkdir()
         with ShardedWriter(work, plans, shard_bytes, {"format": "mlx"}) as writer:
             _write_tensors(checkpoint, steps, writer, progress or (lambda done, total: None))
         for name in COPIED_FILES:
@@ -103,6 +106,15 @@ def convert(
         raise CheckpointError(f"{target} could not be written: {error.strerror or error}") from None
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _real_target(target: str | Path) -> Path:
+    """The path without "." and "..", so that it has a name of its own; a link stays what it is."""
+    path = Path(target)
+    try:
+        return path if path.is_symlink() else path.resolve()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"{target} cannot be written: {error}") from None
 
 
 def _check_target(target: Path) -> None:

@@ -159,10 +159,12 @@ class Engine:
         options: TemplateOptions | None = None,
     ) -> Request:
         """Like `generate`, for those who want to cancel it or to wait for its whole result."""
-        self._require_open()
+        self._require_process()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         job, seed = self._job(prompt, sampling or Sampling(), tools, options, items.put)
-        request = Request(job.id, seed, job.prompt.tolist(), partial(self._cancel, job), items)
+        request = Request(
+            job.id, seed, job.prompt.tolist(), partial(self._cancel, job), self._require_process, items
+        )
         self._thread.submit(job)
         return request
 
@@ -175,7 +177,7 @@ class Engine:
         options: TemplateOptions | None = None,
     ) -> AsyncRequest:
         """Like `generate`, for asyncio: `async for event in await engine.generate_async(...)`."""
-        self._require_open()
+        self._require_process()
         loop = asyncio.get_running_loop()
         items: asyncio.Queue[Item] = asyncio.Queue()
 
@@ -185,7 +187,9 @@ class Engine:
         # A long chat takes a while to render and to tokenize, so the event loop does not do it itself.
         make = partial(self._job, prompt, sampling or Sampling(), tools, options, deliver)
         job, seed = await asyncio.to_thread(make)
-        request = AsyncRequest(job.id, seed, job.prompt.tolist(), partial(self._cancel, job), items)
+        request = AsyncRequest(
+            job.id, seed, job.prompt.tolist(), partial(self._cancel, job), self._require_process, items
+        )
         self._thread.submit(job)
         return request
 
@@ -216,9 +220,11 @@ class Engine:
         await asyncio.to_thread(self.close)
 
     def _cancel(self, job: Job) -> None:
-        self._thread.cancel(job)
+        # In a forked child the thread's locks may be held for ever, and there is nothing to cancel.
+        if os.getpid() == self._process:
+            self._thread.cancel(job)
 
-    def _require_open(self) -> None:
+    def _require_process(self) -> None:
         if os.getpid() != self._process:
             raise EngineClosed(
                 f"the engine was made by process {self._process} and cannot be used in process {os.getpid()} "

@@ -30,12 +30,14 @@ class _Handle(Generic[Items]):
         seed: int,
         prompt_ids: list[int],
         cancel: Callable[[], None],
+        require_process: Callable[[], None],
         items: Items,
     ) -> None:
         self.id = request_id
         self.seed = seed
         self.prompt_ids = prompt_ids
         self._cancel = cancel
+        self._require_process = require_process
         self._items = items
         self._ended = False
         self._builder = ReplyBuilder()
@@ -69,10 +71,12 @@ class Request(_Handle[queue.SimpleQueue[Item]]):
 
         Raises:
             StopIteration: The last event has been given.
+            EngineClosed: In a process forked off the engine's, which nothing answers.
             Exception: What ended the request, if not an event.
         """
         if self._ended:
             raise StopIteration
+        self._require_process()
         return self._take(self._items.get())
 
     def result(self) -> Reply:
@@ -101,6 +105,7 @@ class AsyncRequest(_Handle[asyncio.Queue[Item]]):
         """
         if self._ended:
             raise StopAsyncIteration
+        self._require_process()
         return self._take(await self._items.get())
 
     async def result(self) -> Reply:

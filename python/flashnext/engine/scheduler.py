@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from flashnext import _core
@@ -96,7 +97,8 @@ class Scheduler:
         """
         for job in [*self._waiting.values(), *self._running.values()]:
             if job.cancelled:
-                self._finish(job, "cancelled", (), job.text.finish(cut=True))
+                with self._contained(job):
+                    self._finish(job, "cancelled", (), job.text.finish(cut=True))
         size = self._core.page_tokens
         step = next_step(
             [Waiting(job.id, job.pages(size)) for job in self._waiting.values()],
@@ -158,10 +160,19 @@ class Scheduler:
 
     def _take(self, job: Job, drawn: Sequence[Drawn]) -> None:
         """Add drawn tokens to a reply, as far as the one that ends it."""
-        for one in drawn:
-            if job.session is None:
-                return
-            self._take_token(job, one)
+        with self._contained(job):
+            for one in drawn:
+                if job.session is None:
+                    return
+                self._take_token(job, one)
+
+    @contextmanager
+    def _contained(self, job: Job) -> Iterator[None]:
+        """What goes wrong with a reply's own text ends that reply and no other."""
+        try:
+            yield
+        except Exception as error:
+            self._fail(job, error)
 
     def _take_token(self, job: Job, drawn: Drawn) -> None:
         token = drawn.token

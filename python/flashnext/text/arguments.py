@@ -15,7 +15,7 @@ _WORDS = {
     "boolean": {"true": "true", "True": "true", "false": "false", "False": "false"},
     "null": {"null": "null", "None": "null"},
 }
-_MAX_REFERENCES = 16
+_MAX_SCHEMAS = 256
 
 
 def parameters_of(tools: Sequence[Mapping[str, Any]] | None, name: str) -> Mapping[str, Any]:
@@ -46,7 +46,7 @@ def _typed(text: str, schema: Any, root: Mapping[str, Any]) -> str:
 
     Types are tried from the narrowest; where `string` is among them it comes last, since every text is one.
     """
-    types = _types_of(schema, root, _MAX_REFERENCES)
+    types = _types_of(schema, root, set())
     bare = text.strip()
     for kind in _TYPES:
         if kind in types and (found := _as_type(kind, bare)) is not None:
@@ -77,10 +77,17 @@ def _is_whole(number: str) -> bool:
     return not fraction and not exponent.startswith("-")
 
 
-def _types_of(schema: Any, root: Mapping[str, Any], references_left: int) -> set[str]:
-    """Collect the JSON types a schema names by `type`, unions, `enum`, `const` and local references."""
-    if not isinstance(schema, Mapping):
+def _types_of(schema: Any, root: Mapping[str, Any], seen: set[int]) -> set[str]:
+    """Collect the JSON types a schema names by `type`, unions, `enum`, `const` and local references.
+
+    Args:
+        schema: The schema, or whatever stands in its place.
+        root: What references start from.
+        seen: Of the schemas on the way here, which are not looked at twice: they may refer to each other.
+    """
+    if not isinstance(schema, Mapping) or id(schema) in seen or len(seen) >= _MAX_SCHEMAS:
         return set()
+    seen.add(id(schema))
     found: set[str] = set()
     named = schema.get("type")
     found.update(
@@ -93,11 +100,11 @@ def _types_of(schema: Any, root: Mapping[str, Any], references_left: int) -> set
     if schema.get("nullable") is True:
         found.add("null")
     reference = schema.get("$ref")
-    if isinstance(reference, str) and references_left:
-        found |= _types_of(_resolve(reference, root), root, references_left - 1)
+    if isinstance(reference, str):
+        found |= _types_of(_resolve(reference, root), root, seen)
     for union in ("anyOf", "oneOf", "allOf"):
-        for option in schema[union] if isinstance(schema.get(union), list) and references_left else ():
-            found |= _types_of(option, root, references_left - 1)
+        for option in schema[union] if isinstance(schema.get(union), list) else ():
+            found |= _types_of(option, root, seen)
     if not found:
         values = (
             schema["enum"]

@@ -37,7 +37,6 @@ _FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?")
 _VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>|\Z))")
 _FUNCTION_END = re.compile(r"\s*</function>")
-_UNCLOSED_END = re.compile(r"(?=\s*</function>\s*\Z)|\Z")
 _CALL_END = "</function>"
 
 
@@ -225,10 +224,14 @@ def _calls_in(body: str, tools: Sequence[Mapping[str, Any]] | None) -> list[Tool
         name, at = opening.group(1).strip(), opening.end()
         values: dict[str, str] = {}
         while parameter := _PARAMETER.match(body, at):
-            end = _VALUE_END.search(body, parameter.end()) or _UNCLOSED_END.search(body, parameter.end())
-            assert end is not None  # the second pattern matches the end of any text
-            values.setdefault(parameter.group(1).strip(), body[parameter.end() : end.start()])
-            at = end.end()
+            begin = parameter.end()
+            if end := _VALUE_END.search(body, begin):
+                stop, at = end.start(), end.end()
+            else:  # unclosed: the value is the rest, short of the end of the function
+                rest = body[begin:].rstrip()
+                whole = rest.endswith(_CALL_END)
+                stop = at = begin + len(rest.removesuffix(_CALL_END).rstrip()) if whole else len(body)
+            values.setdefault(parameter.group(1).strip(), body[begin:stop])
         if closing := _FUNCTION_END.match(body, at):
             at = closing.end()
         elif body[at:].strip():

@@ -142,10 +142,13 @@ class ChatTemplate:
                 source: Any = path.read_text(encoding="utf-8")
             except UnicodeDecodeError as e:
                 raise CheckpointError(f"{path}: not UTF-8: {e}") from None
+            except OSError as e:
+                raise CheckpointError(f"{path}: cannot be read: {e.strerror}") from None
         else:
             source = config.get("chat_template")
             if isinstance(source, list):
-                source = next((t.get("template") for t in source if t.get("name") == "default"), None)
+                named = (t for t in source if isinstance(t, Mapping))
+                source = next((t.get("template") for t in named if t.get("name") == "default"), None)
         if not isinstance(source, str):
             raise CheckpointError(
                 f"{folder}: no chat template (chat_template.jinja, or in tokenizer_config.json)"

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import tokenizers
 
 from flashnext.errors import CheckpointError
@@ -143,24 +141,6 @@ class Tokenizer:
         skip = self.special_ids if skip_special else frozenset()
         return b"".join(self.token_bytes(i) for i in ids if i not in skip).decode("utf-8", "replace")
 
-    def pad_mask(self, vocab_size: int) -> npt.NDArray[np.bool_]:
-        """Which ids of a model's vocabulary have no token, and so must never be drawn.
-
-        Returns:
-            (vocab_size,) bool, True for an id without a token.
-
-        Raises:
-            CheckpointError: The model has fewer ids than the tokenizer.
-        """
-        if self.n_tokens > vocab_size:
-            raise CheckpointError(
-                f"tokenizer.json has ids up to {self.n_tokens - 1}, the model has {vocab_size}"
-            )
-        mask = np.ones(vocab_size, dtype=np.bool_)
-        mask[list(self._plain.get_vocab(with_added_tokens=False).values())] = False
-        mask[list(self._control_of)] = False
-        return mask
-
 
 def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
     """tokenizer_config.json as a dictionary, empty where the file is missing.
@@ -173,6 +153,8 @@ def read_tokenizer_config(folder: str | Path) -> dict[str, Any]:
         return {}
     try:
         config = json.loads(path.read_bytes())
+    except OSError as e:
+        raise CheckpointError(f"{path}: cannot be read: {e.strerror}") from None
     except (ValueError, RecursionError) as e:
         raise CheckpointError(f"{path}: not JSON: {e}") from None
     if not isinstance(config, dict):

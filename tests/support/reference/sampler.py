@@ -118,12 +118,12 @@ def draw(
         return 0
     if rules.temperature == 0:
         return min(values, key=lambda i: (-values[i], i))
-    values = {i: F(x / F(rules.temperature)) for i, x in values.items()}
     order = sorted(values, key=lambda i: (-values[i], i))
     top = values[order[0]]
+    values = {i: F(0) if x == top else F(F(x - top) / F(rules.temperature)) for i, x in values.items()}
 
     def weight(i: int) -> np.float32:
-        return F(1) if values[i] == top else exp(F(values[i] - top))
+        return F(1) if values[i] == 0 else exp(values[i])
 
     limited = 0 < rules.top_k < len(order)
     kept = order[: rules.top_k] if limited else order
