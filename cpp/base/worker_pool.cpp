@@ -12,8 +12,8 @@
 namespace flashnext {
 namespace {
 
-// Some thirty microseconds: longer than the usual skew between workers at the end of a segment (a task),
-// shorter than waking a thread costs on a virtual machine, and far shorter than a time slice.
+// About fifty microseconds on the machine of docs/performance.md: longer than the usual skew between workers
+// at the end of a segment (a task), and far shorter than a time slice.
 constexpr int kSpins = 2000;
 
 void relax() {

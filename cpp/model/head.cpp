@@ -1,5 +1,5 @@
 // The draft head: one more layer that reads the streams of a row and the token behind it, and drafts the
-// token after that. Source: model/ARCHITECTURE.md 3.
+// token after that. Source: tests/support/reference/mtp.py; docs/model.md, the draft head.
 #include <algorithm>
 
 #include "model/layers.h"

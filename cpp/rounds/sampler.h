@@ -1,10 +1,10 @@
 // The reference sampler: what every device's sampler has to equal, token for token.
 //
 // Order: bias, penalties, temperature, top-k, top-p, min-p, draw. Values are divided by the temperature as
-// distances from the best one, so that a small one makes none infinite. Candidates stand by value descending, then
-// id; sums over candidates run in that order, sums over the vocabulary in blocks of kSamplerBlock ids, the
-// blocks ascending. The draw is Gumbel-max with noise that is a function of (seed, position, id) alone.
-// Source: DESIGN of the draw law in docs/architecture.md.
+// distances from the best one, so that a small one makes none infinite. Candidates stand by value descending,
+// then id; sums over candidates run in that order, sums over the vocabulary in blocks of kSamplerBlock ids,
+// the blocks ascending. The draw is Gumbel-max with noise that is a function of (seed, position, id) alone.
+// Source: the draw law in docs/architecture.md.
 #pragma once
 
 #include <cstdint>

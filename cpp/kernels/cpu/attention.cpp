@@ -1,4 +1,5 @@
-// rope, attention_prep, attention: QSA without its indexer. Source: model/ARCHITECTURE.md 2.5.
+// rope, attention_prep, attention: QSA without its indexer. Source: tests/support/reference, decoder.py
+// (`sparse_attention`) and rope.py.
 //
 // A query reads the blocks it selected and the unfinished tail, by ascending position. Positions are cut into
 // absolute spans of kAttentionSpan; a span gives a partial softmax (its keys by ascending position) and the

@@ -1,5 +1,5 @@
 // ple_conv, delta_conv: depthwise causal convolutions over a sequence's rows. Source:
-// model/ARCHITECTURE.md 2.3, 2.4.
+// tests/support/reference, primitives.py (`depthwise_causal`) and decoder.py (`ple`, `deltanet`).
 //
 //   c_t = silu(sum over taps j, ascending, of w_j * x_{t - (n_taps - 1 - j) * dilation})
 //   delta_conv: out = c; ple_conv: h += U + c with x = N

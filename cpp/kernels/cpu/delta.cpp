@@ -1,4 +1,5 @@
-// delta_prep, delta_rule: the gated delta rule. Source: model/ARCHITECTURE.md 2.4.
+// delta_prep, delta_rule: the gated delta rule. Source: tests/support/reference/decoder.py
+// (`deltanet`).
 //
 //   q, k normalized over a head (epsilon inside the sum), q / sqrt(Dk); beta = sigmoid(b)
 //   decay = exp(-rate * softplus(a + dt_bias)), rate = exp(A_log)

@@ -1,5 +1,5 @@
 // router_topk, expert_sort, expert_gate_up, glu, expert_down: the mixture of experts. Source:
-// model/ARCHITECTURE.md 2.6.
+// tests/support/reference/decoder.py (`experts`).
 //
 // The rows of a pass are sorted by expert, so that each expert's weights are read once. A row's own sum runs
 // over its experts by ascending id, the shared expert last: y = 0, y = fma(weight_e, down_e(act_e), y), ...,

@@ -1,4 +1,5 @@
-// hc_norm, hc_mix: the read side of a hyper-connection. Source: model/ARCHITECTURE.md 2.2.
+// hc_norm, hc_mix: the read side of a hyper-connection. Source:
+// tests/support/reference/decoder.py (`Mixer`).
 //
 //   n = rms_D(h; hc_norm)                 one mean square a stream, over D values
 //   u = mean over streams of sigmoid(W_up r) * n, the streams added by ascending s

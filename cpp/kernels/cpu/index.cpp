@@ -1,5 +1,5 @@
 // index_pool, index_score, index_select: which blocks of positions a query reads. Source:
-// model/ARCHITECTURE.md 2.5.
+// tests/support/reference/decoder.py (`pool`, `select`).
 //
 //   pooled_c = rope(rms(round(mean of the block's raw keys)), position of the block's first row)
 //   score_c = sum over index heads of max(0, <q_h, pooled_c>) / sqrt(index_dim)

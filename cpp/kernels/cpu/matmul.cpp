@@ -1,5 +1,5 @@
-// matmul: y = x W^T with the epilogues of metal/params.h. Source: model/ARCHITECTURE.md 2; order of
-// summation: panel.h.
+// matmul: y = x W^T with the epilogues of metal/params.h. Source: tests/support/reference,
+// primitives.py (`linear`) and quant.py; order of sums: panel.h, codes.h.
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/tables.h"
 

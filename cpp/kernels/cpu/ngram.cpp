@@ -1,5 +1,5 @@
 // ngram_ids, ngram_gather, ple_gate: the hashed n-gram embedding and its gate on the streams; ple_conv of
-// conv.cpp adds it to them. Source: model/ARCHITECTURE.md 2.3.
+// conv.cpp adds it to them. Source: tests/support/reference, ngram.py and decoder.py (`ple`).
 //
 //   row ids: mix_n = xor over s < n of b_s * m_s; head h of order n reads mix_n mod size_h + offset_h
 //   k = rms_D(W_key e), q = rms_D(h), s_j = <k_j, q_j> / sqrt(D)

@@ -30,7 +30,7 @@ inline void rotate(float* x, const float* cos, const float* sin, uint32_t half) 
 
 // cos and sin of float32(position) * inv_freq, taken as a float32 angle, times the attention factor. Axis of
 // frequency j: h where j mod 3 = 1, w where j mod 3 = 2, below three times the axis' section; else t. Source:
-// model/ARCHITECTURE.md 2.5.
+// tests/support/reference/rope.py (`Rope`).
 inline void rope_row(const int32_t* rotary, const float* inv_freq, uint32_t half, const uint32_t* section,
                      float factor, float* cos, float* sin) {
   for (uint32_t j = 0; j < half; ++j) {

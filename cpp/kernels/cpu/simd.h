@@ -2,8 +2,9 @@
 //
 // Kernel files are compiled once for each path, with FLASHNEXT_PATH naming it and flags to match. Everything
 // they define lives in that path's namespace and uses no templates of the standard library, so that the
-// linker can never pick code compiled for one path for another (tests/project checks the symbols). A new path
-// adds its vector type here.
+// linker can never pick code compiled for one path for another. The one exception is std::bit_cast, which
+// optimized builds inline. tests/project/test_symbols.py looks at the symbols. A new path adds its vector
+// type here.
 //
 // The portable path has no fused multiply-add: fma(a, b, c) rounds twice there.
 #pragma once
