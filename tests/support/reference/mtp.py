@@ -20,8 +20,8 @@ class DraftHead:
         model: The text model.
         weights: Tensors named `mtp.X`, or X alone.
 
-    Source: docs/model.md, the draft head; transformers has no implementation, three public engines agree on
-    this one.
+    Source: transformers has no implementation, three public engines agree on this one. Its parts, made of
+    transformers' layers, are compared in tests/model/test_reference_transformers.py.
     """
 
     def __init__(self, model: TextModel, weights: Mapping[str, npt.ArrayLike]) -> None:

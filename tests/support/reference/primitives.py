@@ -52,7 +52,7 @@ def unit_rms(x: Array, eps: float, group: int | None = None) -> Array:
 def rms(x: Array, w: Array, eps: float, group: int | None = None) -> Array:
     """Zero-centred RMSNorm: `unit_rms` times (1 + w).
 
-    Source: Zhang and Sennrich 2019; docs/model.md, notation.
+    Source: Zhang and Sennrich 2019; transformers 5.23, `Qwen4ExpTextRMSNorm`.
     """
     return np.asarray(unit_rms(x, eps, group) * (1 + w))
 

@@ -1,7 +1,7 @@
 """The sampler in plain Python, one rounded float32 operation after the other, so that its draws equal the
 core's.
 
-Source: docs/model.md and cpp/rounds/sampler.h; written from the rules, not from the code.
+Source: the rules at the head of cpp/rounds/sampler.h, and the ties of docs/model.md; not the code.
 """
 
 from __future__ import annotations
