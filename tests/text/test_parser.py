@@ -348,5 +348,6 @@ def test_any_split_gives_the_same_parts(tokens: list[str], thinking: bool, cut: 
 def test_white_space_in_an_unclosed_parameter_is_read_once() -> None:
     # Were each space tried as the end of the value, this would outlast the test run's limit.
     spaces = " " * 300_000
-    (call,) = parse(f"<tool_call><function=f><parameter=x>a{spaces}b</tool_call>", tools=None)[2]
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    (call,) = parse(f"<tool_call><function=f><parameter=x>a{spaces}b</tool_call>", tools=tools)[2]
     assert json.loads(call.arguments) == {"x": f"a{spaces}b"}

@@ -109,7 +109,7 @@ def convert(
 
 
 def _real_target(target: str | Path) -> Path:
-    """The path without "." and "..", so that it has a name of its own; a link stays what it is."""
+    """Resolve "." and "..", so that the path has a name of its own; a link stays what it is."""
     path = Path(target)
     try:
         return path if path.is_symlink() else path.resolve()

@@ -168,7 +168,7 @@ class Scheduler:
 
     @contextmanager
     def _contained(self, job: Job) -> Iterator[None]:
-        """What goes wrong with a reply's own text ends that reply and no other."""
+        """End this reply, and no other, where something goes wrong with its own text."""
         try:
             yield
         except Exception as error:
