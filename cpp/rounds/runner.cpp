@@ -1,6 +1,7 @@
 #include "rounds/runner.h"
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "base/error.h"
@@ -249,6 +250,10 @@ Drawn Runner::draw(Reply& reply, size_t logits_row, int64_t position) const {
                      ? model_->best()[logits_row]
                      : flashnext::draw(row, n_valid_, reply.sampling, &reply.counts, position),
                  {}};
+  if (std::isnan(row[static_cast<size_t>(drawn.token)])) {  // NaN is drawn only where there is nothing else
+    reply.pending = -1;
+    return {-1, {}};
+  }
   const auto token = static_cast<size_t>(drawn.token);
   if (reply.sampling.penalizes()) ++reply.counts.reply[token];
   if (reply.sampling.logprobs >= 0)
@@ -279,7 +284,7 @@ std::vector<Drawn> Runner::prompt(Session& session, std::span<const int32_t> tok
   if (!last) return {};
   const int length = session.length();
   const Drawn drawn = draw(reply, 0, length);
-  if (model_->has_head() && session.head_length() == length - 1) {
+  if (drawn.token >= 0 && model_->has_head() && session.head_length() == length - 1) {
     draft({{&session, static_cast<int>(tokens.size()) - 1, false, {drawn.token}, length - 1, -1, n_drafts}});
   }
   return {drawn};
@@ -314,13 +319,14 @@ std::vector<std::vector<Drawn>> Runner::round(std::span<Session* const> sessions
       if (r > 0 && window[r] != next.back()) break;
       drawn.push_back(draw(reply, static_cast<size_t>(row) + r, start + static_cast<int64_t>(r) + 1));
       next.push_back(drawn.back().token);
+      if (next.back() < 0) break;
     }
     const int kept = static_cast<int>(drawn.size());
     session.keep(kept);
     reply.drafts.clear();
     reply.draft_counts.proposed += static_cast<int>(window.size()) - 1;
     reply.draft_counts.accepted += kept - 1;
-    if (model_->has_head() && session.head_length() == start) {
+    if (next.back() >= 0 && model_->has_head() && session.head_length() == start) {
       head.push_back({&session, row, false, std::move(next), start, row + kept - 1, n_drafts[i]});
     }
     row += static_cast<int>(window.size());

@@ -20,7 +20,7 @@ struct Part {
 
 // A token that a round drew.
 struct Drawn {
-  int32_t token;
+  int32_t token;      // -1: all logits are NaN, and the session has no pending token any more
   Logprobs logprobs;  // where the sampling asks for them
 };
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from flashnext import __version__
 from flashnext.errors import FlashnextError
 
 # What takes long to import is imported where it is needed, so that --help and refusals are instant.
@@ -28,9 +29,13 @@ STOP_TIMEOUT_S = 0.5
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `flashnext ARGV`."""
-    from flashnext.commands import main as run
+    try:
+        signal.signal(signal.SIGTERM, _interrupt)
+        from flashnext.commands import main as run
 
-    return run(argv)
+        return run(argv)
+    except KeyboardInterrupt:
+        return 130
 
 
 def serve(argv: Sequence[str] | None = None) -> int:
@@ -45,6 +50,9 @@ def serve(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         pass
+    except OSError as error:  # of its own output: whatever else goes wrong has its own sentence
+        print(f"flashnext-serve: {error}", file=sys.stderr)
+        return 1
     return 0
 
 
@@ -65,6 +73,7 @@ def _serve_parser() -> argparse.ArgumentParser:
         metavar="MODEL",
         help="checkpoint folder (default: the small one in the package)",
     )
+    parser.add_argument("--version", action="version", version=f"flashnext {__version__}")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1, this machine only)"
     )
@@ -107,10 +116,10 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.bind(address)
         listener.listen(2048)
         return listener
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise FlashnextError(
-            f"cannot listen on {host} port {port}: {error.strerror or error}; "
-            "choose others with --host or --port"
+            f"cannot listen on {ascii(host)[1:-1]} port {port}: {reason}; choose others with --host or --port"
         ) from None
 
 

@@ -19,6 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from flashnext import __version__
 from flashnext.checkpoint import open_checkpoint
 from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
 from flashnext.checkpoint.convert import convert as convert_checkpoint
@@ -95,6 +96,7 @@ COMMANDS = (convert, inspect)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `flashnext ARGV`; the exit status is 0, 1 after an error (told in one line), 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="flashnext", description="Tools around flashnext checkpoints.")
+    parser.add_argument("--version", action="version", version=f"flashnext {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         doc = command.__doc__ or ""
@@ -108,8 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         BrokenPipeError
     ):  # whoever reads our output has seen enough; the interpreter must not flush again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except FlashnextError as error:
+    except (FlashnextError, OSError) as error:
         print(f"flashnext: {error}", file=sys.stderr)
+        if not isinstance(error, FlashnextError):  # its own output: not to be flushed again
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return 130
@@ -135,7 +139,7 @@ def _print_summary(s: Summary) -> None:
             f"{s.n_layers}: {s.n_layers - s.n_attention_layers} DeltaNet, {s.n_attention_layers} attention",
         ),
         ("experts", f"{s.n_experts}, {s.top_k} a token"),
-        ("window", f"{s.context:,} tokens ({rope}), up to {s.largest_context:,} with --context"),
+        ("context", f"{s.context:,} tokens ({rope}), up to {s.largest_context:,} with --context"),
         ("norms", f"stored as {s.norms}"),
         ("draft head", "yes" if s.draft_head else "no"),
         ("vision tower", "yes" if s.vision_tower else "no"),

@@ -14,17 +14,20 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flashnext.engine.engine import BUNDLED, Engine
 from flashnext.engine.errors import EngineClosed
 from flashnext.engine.events import Event, Reply, token_sha
 from flashnext.engine.sampling import Sampling
-from flashnext.errors import CheckpointError, InvalidArgument
+from flashnext.errors import CheckpointError, DeviceError, InvalidArgument
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import TemplateOptions
+from support.mutate import edit_tensors
 
 TINY = Path(__file__).parents[1] / "tiny"
 GOLDEN = {
@@ -386,9 +389,65 @@ def test_a_closed_engine_is_refused_by_name_and_ends_what_was_open() -> None:
     with pytest.raises(EngineClosed, match="closed before the reply was complete"):
         list(request)
     for _ in range(2):
+        with pytest.raises(EngineClosed, match="closed before the reply was complete"):
+            request.result()
+    for _ in range(2):
         with pytest.raises(EngineClosed, match="the engine is closed"):
             engine.generate(SUM)
     assert engine.close()
+
+
+@pytest.mark.parametrize("prompt", [None, 5, b"ab", {"role": "user", "content": "x"}, iter([1, 2])])
+def test_a_prompt_of_another_kind_is_refused(engine: Engine, prompt: Any) -> None:
+    with pytest.raises(InvalidField, match="expected text, a list of token ids or a list of messages"):
+        engine.generate(prompt)
+
+
+def test_options_of_another_kind_are_refused(engine: Engine) -> None:
+    with pytest.raises(InvalidField, match="expected TemplateOptions, found dict"):
+        engine.generate(SUM, options={"enable_thinking": True})  # type: ignore[arg-type]
+
+
+def test_token_ids_may_come_as_an_array(engine: Engine) -> None:
+    ids = engine.tokenizer.encode("one two")
+    prompts: list[Any] = [ids, np.array(ids)]
+    replies = [engine.generate(prompt, sampling=GREEDY).result() for prompt in prompts]
+    assert replies[0].token_ids == replies[1].token_ids
+
+
+def test_a_template_that_makes_nothing_of_a_chat_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(BUNDLED, folder)
+    (folder / "chat_template.jinja").write_text("")
+    with Engine(folder) as engine, pytest.raises(InvalidField, match="the chat template makes nothing"):
+        engine.generate(SUM)
+
+
+def test_weights_that_are_not_numbers_end_a_reply_by_name(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(BUNDLED, folder)
+
+    def spoil(tensors: Any) -> None:
+        dtype, shape, data = tensors["language_model.lm_head.scales"]
+        tensors["language_model.lm_head.scales"] = (dtype, shape, b"\xc0\x7f" * (len(data) // 2))
+
+    edit_tensors(folder, spoil)
+    with Engine(folder) as engine:
+        for settings in (GREEDY, HOT):
+            with pytest.raises(DeviceError, match="logits are not numbers"):
+                engine.generate(SUM, sampling=settings).result()
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, HOT], ids=["greedy", "hot"])
+def test_drafts_change_no_reply(engine: Engine, sampling: Sampling) -> None:
+    with Engine(drafts=5) as drafting:
+        for draft in (True, False):
+            asked = replace(sampling, draft=draft)
+            expected = engine.generate(COUNT, sampling=asked, options=OFF).result()
+            found = drafting.generate(COUNT, sampling=asked, options=OFF).result()
+            assert (found.token_ids, found.text) == (expected.token_ids, expected.text)
+    with pytest.raises(InvalidArgument, match="drafts is 16, expected 0 to 15"):
+        Engine(drafts=16)
 
 
 def test_a_dropped_engine_ends_its_thread() -> None:

@@ -250,6 +250,7 @@ def test_an_unknown_route_gets_the_envelope(
     error = response.json()["error"]
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith(f"{method} {path}: ")
+    assert ("allow" in response.headers) == (status == 405)
 
 
 def test_an_unknown_model_is_not_found_and_named(client: openai.OpenAI) -> None:

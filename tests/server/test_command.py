@@ -16,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from flashnext import __version__
 from flashnext.cli import serve
 from support.serving import SERVE, server_process
 
@@ -101,6 +102,9 @@ def test_a_port_in_use_is_one_sentence() -> None:
         ([str(HF), "--context", "0"], "context"),
         (["--device", "abacus"], "device is 'abacus'"),
         (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
+        (["--host", "a..b"], "cannot listen on a..b"),
+        (["--host", "a" * 70], "cannot listen on aaa"),
+        (["--drafts", "16"], "drafts is 16, expected 0 to 15"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(arguments: list[str], problem: str) -> None:
@@ -119,6 +123,19 @@ def test_a_wrong_argument_is_told_with_the_usage(arguments: list[str]) -> None:
     done = run(*arguments)
     assert done.returncode == 2
     assert done.stderr.startswith("usage: flashnext-serve")
+
+
+def test_the_version_is_told() -> None:
+    assert run("--version").stdout == f"flashnext {__version__}\n"
+
+
+def test_an_output_that_cannot_be_written_is_one_sentence() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*SERVE, "--port", "0"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr and "No space left" in done.stderr
 
 
 def test_help_names_every_option_and_its_default(capsys: pytest.CaptureFixture[str]) -> None:

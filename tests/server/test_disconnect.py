@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import logging
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -42,6 +44,17 @@ def require_idle_and_well(server: ServerThread) -> None:
     url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
     reply = httpx.post(url, json=PLAIN, timeout=60).json()
     assert reply["choices"][0]["message"]["content"] == "3 + 4 = 7"
+
+
+def test_a_client_that_leaves_while_it_sends_is_no_error(
+    watched: ServerThread, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", watched.port)) as client:
+            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            time.sleep(0.05)
+    require_idle_and_well(watched)
+    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -35,7 +35,10 @@ def open_shards(folder: Path) -> Shards:
         CheckpointError: There are no weights, the index names a file or a tensor that is not there, or a
             header is bad.
     """
-    present = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".safetensors"))
+    try:
+        present = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".safetensors"))
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be listed: {error.strerror}") from None
     index = find_file(folder, INDEX_NAME)
     where = _read_index(index) if index is not None else None
     if where is not None:

@@ -23,7 +23,7 @@ class Session(Protocol):
 
 
 class Drawn(Protocol):
-    """A token that was drawn.
+    """A token that was drawn; -1 where all logits were NaN.
 
     Attributes:
         logprob: Its log-probability, where the sampling asks for it.

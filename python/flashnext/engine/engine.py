@@ -274,10 +274,19 @@ class Engine:
     def _read_prompt(
         self, prompt: PromptLike, tools: Sequence[Mapping[str, Any]] | None, options: TemplateOptions | None
     ) -> tuple[list[int], Chat | None]:
+        if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray):
+            raise InvalidField(
+                "prompt",
+                f"expected text, a list of token ids or a list of messages, found {type(prompt).__name__}",
+            )
+        if options is not None and not isinstance(options, TemplateOptions):
+            raise InvalidField("options", f"expected TemplateOptions, found {type(options).__name__}")
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
+        elif len(prompt) and isinstance(prompt[0], Mapping):
             rendered = self.template.render(prompt, tools, options)  # type: ignore[arg-type]
+            if not rendered.token_ids:
+                raise InvalidField("messages", "the chat template makes nothing of them")
             return rendered.token_ids, Chat(rendered.in_thinking, tools)
         else:
             ids = [self._check_id(f"prompt[{i}]", token_id) for i, token_id in enumerate(prompt)]

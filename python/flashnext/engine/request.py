@@ -40,6 +40,7 @@ class _Handle(Generic[Items]):
         self._require_process = require_process
         self._items = items
         self._ended = False
+        self._error: Exception | None = None
         self._builder = ReplyBuilder()
 
     def cancel(self) -> None:
@@ -49,11 +50,16 @@ class _Handle(Generic[Items]):
 
     def _take(self, item: Item) -> Event:
         if isinstance(item, Exception):
-            self._ended = True
+            self._ended, self._error = True, item
             raise item
         self._ended = item.finish_reason is not None
         self._builder.add(item)
         return item
+
+    def _reply(self) -> Reply:
+        if self._error is not None:
+            raise self._error
+        return self._builder.reply(self.seed)
 
     def __del__(self) -> None:
         if not getattr(self, "_ended", True):
@@ -87,7 +93,7 @@ class Request(_Handle[queue.SimpleQueue[Item]]):
         """
         for _ in self:
             pass
-        return self._builder.reply(self.seed)
+        return self._reply()
 
 
 class AsyncRequest(_Handle[asyncio.Queue[Item]]):
@@ -116,4 +122,4 @@ class AsyncRequest(_Handle[asyncio.Queue[Item]]):
         """
         async for _ in self:
             pass
-        return self._builder.reply(self.seed)
+        return self._reply()

@@ -12,6 +12,7 @@ from flashnext.engine.core import Core, Drawn, Session, Tokens
 from flashnext.engine.events import Event, TokenLogprob, Usage, token_sha
 from flashnext.engine.policy import Limits, Running, Waiting, next_step
 from flashnext.engine.reply import Pieces, ReplyText
+from flashnext.errors import DeviceError
 
 Deliver = Callable[[Event | Exception], None]
 
@@ -176,6 +177,10 @@ class Scheduler:
 
     def _take_token(self, job: Job, drawn: Drawn) -> None:
         token = drawn.token
+        if token < 0:
+            raise DeviceError(
+                "the model's logits are not numbers; the checkpoint's weights are damaged, fetch them again"
+            )
         job.token_ids.append(token)
         logprobs = (TokenLogprob(token, drawn.logprob, tuple(drawn.top)),) if job.logprobs else None
         if token in job.stop_ids:

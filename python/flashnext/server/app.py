@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -53,7 +53,10 @@ class Server:
 
     async def chat(self, http: Request) -> Response:
         """POST /v1/chat/completions."""
-        asked = ChatRequest.read(await read_object(http))
+        try:
+            asked = ChatRequest.read(await read_object(http))
+        except ClientDisconnect:
+            return Response(status_code=499)
         if asked.model not in self._names:
             raise ModelNotFound(
                 "model", f"{asked.model!r} is not served here; the model is {self._names[0]!r}"
@@ -114,9 +117,11 @@ async def _chunks(request: AsyncRequest, answer: ChatResponse) -> AsyncGenerator
 
 
 async def _on_error(http: Request, error: Exception) -> Response:
+    headers = None
     if isinstance(error, HTTPException):
+        headers = error.headers
         error = HTTPException(error.status_code, f"{http.method} {http.url.path}: {error.detail}")
-    return response(error)
+    return response(error, headers)
 
 
 def create_app(server: Server) -> Starlette:

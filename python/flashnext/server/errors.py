@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -46,10 +47,10 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
     )
 
 
-def response(error: Exception) -> JSONResponse:
+def response(error: Exception, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Answer with an error."""
     status, body = envelope(error)
-    return JSONResponse(body, status)
+    return JSONResponse(body, status, headers)
 
 
 def _body(message: str, error_type: str, param: str | None, code: str | None) -> dict[str, Any]:

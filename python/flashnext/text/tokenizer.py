@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,6 +14,9 @@ import tokenizers
 from flashnext.errors import CheckpointError
 from flashnext.text.jsontext import clean_text
 from flashnext.text.written import Written
+
+# One text at a time leaves nothing to run in parallel, and the library would warn in forked children.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -88,7 +92,8 @@ class Tokenizer:
         if not path.is_file():
             raise CheckpointError(f"{path}: not found; a checkpoint folder holds its tokenizer in this file")
         try:
-            full = tokenizers.Tokenizer.from_file(str(path))
+            # Not from_file(): it takes no name that is not UTF-8.
+            full = tokenizers.Tokenizer.from_buffer(path.read_bytes())
         except Exception as e:  # the library raises plain Exception
             raise CheckpointError(f"{path}: not a readable tokenizer: {e}") from None
         more = read_tokenizer_config(folder).get("added_tokens_decoder", {})
@@ -105,7 +110,8 @@ class Tokenizer:
 
         Lone surrogates count as U+FFFD (`clean_text`); NUL is a character like any other.
         """
-        return self._plain.encode(clean_text(text), add_special_tokens=False).ids
+        # Unlike encode(), encode_batch() lets other threads run meanwhile.
+        return self._plain.encode_batch([clean_text(text)], add_special_tokens=False)[0].ids
 
     def encode_written(self, text: Written) -> list[int]:
         """Token ids of a rendered template, control tokens where its own characters spell one."""
