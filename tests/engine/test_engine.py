@@ -147,14 +147,14 @@ def test_without_a_seed_replies_differ_and_each_can_be_replayed(engine: Engine) 
     replies = [engine.generate(SUM, sampling=free).result() for _ in range(5)]
     assert len({reply.token_sha for reply in replies}) == 5
     for reply in replies:
-        assert 0 <= reply.seed < 2**64
+        assert 0 <= reply.seed < 2**53  # so that every JSON reader keeps it
         replay = Sampling(temperature=5, top_k=0, top_p=1, max_tokens=30, seed=reply.seed)
         assert engine.generate(SUM, sampling=replay).result() == reply
 
 
 def test_seeds_come_from_the_source_that_was_given() -> None:
     with Engine(random_bits=lambda n: n) as engine:
-        assert engine.generate(SUM, sampling=Sampling(max_tokens=1)).seed == 64
+        assert engine.generate(SUM, sampling=Sampling(max_tokens=1)).seed == 53
 
 
 def test_the_checkpoints_recommendation_counts_where_a_request_says_nothing(engine: Engine) -> None:

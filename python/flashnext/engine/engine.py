@@ -31,6 +31,7 @@ from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
 
 _EXIT_TIMEOUT_S = 5.0
+SEED_BITS = 53  # of a seed that is drawn here: what every JSON reader keeps of a number
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -255,7 +256,7 @@ class Engine:
         for name, used in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
             for token_id in used:
                 self._check_id(name, token_id)
-        seed = self._random_bits(64) if sampling.seed is None else sampling.seed % 2**64
+        seed = self._random_bits(SEED_BITS) if sampling.seed is None else sampling.seed % 2**64
         drawn = sampling.to_core(self._defaults, seed)
         drawn.check(self.tokenizer.n_tokens)
         job = Job(

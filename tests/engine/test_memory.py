@@ -1,0 +1,54 @@
+"""Loading takes no more memory than the plan says: weights that are copied are not held twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.random_checkpoint import write_random
+
+PROGRAM = """
+import json, sys
+from flashnext.engine.load import load_model
+import numpy
+
+def status(field):
+    for line in open("/proc/self/status"):
+        if line.startswith(field):
+            return int(line.split()[1]) * 1024
+
+open("/proc/self/clear_refs", "w").write("5")  # the peak counts from here
+before = status("VmRSS")
+loaded = load_model(sys.argv[1], context=256)
+print(json.dumps([status("VmHWM") - before, loaded.model.weight_bytes, loaded.model.copied_bytes]))
+"""
+SLACK_BYTES = 8 << 20  # of the interpreter: headers, names, views
+LARGE = {"vocab_size": 60_000, "hidden_size": 512, "num_hidden_layers": 2, "full_attention_interval": 2,
+         "ple_layer_ids": [1]}  # fmt: skip
+
+
+def shift_tensors(shard: Path) -> None:
+    """Let the tensors of a shard begin at an odd byte, so that the device cannot use them where they lie."""
+    content = shard.read_bytes()
+    n = int.from_bytes(content[:8], "little")
+    odd = n + (1 if n % 2 == 0 else 2)
+    shard.write_bytes(odd.to_bytes(8, "little") + content[8 : 8 + n].ljust(odd) + content[8 + n :])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("copied", [False, True], ids=["mapped", "copied"])
+def test_the_peak_of_loading_is_that_of_the_plan(tmp_path: Path, copied: bool) -> None:
+    folder = write_random(tmp_path / "checkpoint", LARGE, layout="mlx", bits=6)
+    if copied:
+        for shard in folder.glob("*.safetensors"):
+            shift_tensors(shard)
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(folder)], capture_output=True, text=True, check=True, timeout=120
+    )
+    peak, weights, copies = json.loads(done.stdout)
+    assert weights > 50 << 20
+    assert (copies > weights * 0.9) == copied
+    assert peak <= weights * 1.1 + SLACK_BYTES
