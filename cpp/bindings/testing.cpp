@@ -11,6 +11,9 @@
 
 #include <algorithm>
 #include <cstring>
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
+#endif
 
 #include "base/error.h"
 #include "bindings/errors.h"
@@ -27,17 +30,26 @@ namespace {
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
+#if defined(__SANITIZE_ADDRESS__)
+void poison(const void* at, size_t n) { ASAN_POISON_MEMORY_REGION(at, n); }
+void unpoison(const void* at, size_t n) { ASAN_UNPOISON_MEMORY_REGION(at, n); }
+#else
+void poison(const void*, size_t) {}
+void unpoison(const void*, size_t) {}
+#endif
+
 constexpr size_t kGuardBytes = 256;
 constexpr int kGuardValue = 0xa5;
 
 // Runs one kernel. Slots are byte arrays, changed in place; an empty array is an unused slot. Each lies
-// behind a guard that the kernel must not touch, in a buffer of its own, or all in one buffer. relocate:
+// behind a guard that the kernel must not touch, in a buffer of its own, or all in one buffer; the last
+// n_spare bytes of a slot are a guard too. Under the address sanitizer reading a guard is an error. relocate:
 // (slot, byte offset, slot, byte offset): before the run the device address of the second place is written,
 // as uint64, at the first.
 void run_kernel(const DeviceRef& device, const std::string& name,
                 const std::tuple<uint32_t, uint32_t, uint32_t>& grid, const std::vector<Bytes>& slots,
                 const nb::bytes& params, const std::vector<std::tuple<int, size_t, int, size_t>>& relocate,
-                bool one_buffer) {
+                bool one_buffer, size_t n_spare) {
   std::vector<BufferRef> buffers;
   std::vector<Slice> slices(slots.size());
   const auto room = [](size_t n) { return kGuardBytes + (n + kGuardBytes - 1) / kGuardBytes * kGuardBytes; };
@@ -55,12 +67,20 @@ void run_kernel(const DeviceRef& device, const std::string& name,
     std::memset(slices[i].host() - kGuardBytes, kGuardValue, kGuardBytes);
     std::memcpy(slices[i].host(), slots[i].data(), slots[i].size());
   }
+  const auto each_guard = [&](auto&& use) {
+    for (size_t i = 0; i < slots.size(); ++i) {
+      if (slots[i].size() == 0) continue;
+      use(slices[i].host() - kGuardBytes, kGuardBytes);
+      use(slices[i].host() + slots[i].size() - n_spare, n_spare);
+    }
+  };
   for (const auto& [slot, at, target, offset] : relocate) {
     const Slice& to = slices.at(static_cast<size_t>(target));
     const uint64_t address = to.address() + offset;
     std::memcpy(slices.at(static_cast<size_t>(slot)).host() + at, &address, sizeof address);
   }
   const Kernel& kernel = device->kernel(name);
+  each_guard(poison);
   const std::span<const std::byte> argument(reinterpret_cast<const std::byte*>(params.c_str()),
                                             params.size());
   {
@@ -72,6 +92,7 @@ void run_kernel(const DeviceRef& device, const std::string& name,
     cb->commit();
     done->wait(1);
   }
+  each_guard(unpoison);
   for (size_t i = 0; i < slots.size(); ++i) {
     if (slots[i].size() == 0) continue;
     const std::byte* at = slices[i].host();
@@ -212,6 +233,7 @@ void bind_testing(nb::module_& parent) {
       parent.def_submodule("testing", "Single kernels, the sampler and the argument structs, for tests.");
   m.def("run_kernel", &run_kernel, "device"_a, "name"_a, "grid"_a, "slots"_a, "params"_a,
         "relocate"_a = std::vector<std::tuple<int, size_t, int, size_t>>(), "one_buffer"_a = false,
+        "n_spare"_a = 0,
         "Run one kernel over uint8 arrays, which are changed in place; relocate writes device addresses of "
         "slots into slots.");
   m.def("kernel_names", [](const DeviceRef& d) { return d->kernel_names(); }, "device"_a);

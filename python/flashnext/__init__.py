@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
+
+from flashnext.version import VERSION as __version__
 
 if TYPE_CHECKING:
     from flashnext.engine.engine import Engine
     from flashnext.engine.sampling import Sampling
 
 __all__ = ["Engine", "Sampling", "__version__"]
-
-try:
-    __version__ = version("flashnext")
-except PackageNotFoundError:  # a source tree that is not installed
-    __version__ = "0+unknown"
 
 
 def __getattr__(name: str) -> Any:

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
-from flashnext import __version__
 from flashnext.errors import FlashnextError
+from flashnext.version import VERSION
 
 # What takes long to import is imported where it is needed, so that --help and refusals are instant.
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _serve_parser() -> argparse.ArgumentParser:
         metavar="MODEL",
         help="checkpoint folder (default: the small one in the package)",
     )
-    parser.add_argument("--version", action="version", version=f"flashnext {__version__}")
+    parser.add_argument("--version", action="version", version=f"flashnext {VERSION}")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1, this machine only)"
     )

@@ -19,12 +19,12 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from flashnext import __version__
 from flashnext.checkpoint import open_checkpoint
 from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
 from flashnext.checkpoint.convert import convert as convert_checkpoint
 from flashnext.checkpoint.summary import Summary
 from flashnext.errors import FlashnextError
+from flashnext.version import VERSION
 
 Run = Callable[[argparse.Namespace], None]
 
@@ -96,7 +96,7 @@ COMMANDS = (convert, inspect)
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `flashnext ARGV`; the exit status is 0, 1 after an error (told in one line), 130 after Ctrl-C."""
     parser = argparse.ArgumentParser(prog="flashnext", description="Tools around flashnext checkpoints.")
-    parser.add_argument("--version", action="version", version=f"flashnext {__version__}")
+    parser.add_argument("--version", action="version", version=f"flashnext {VERSION}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         doc = command.__doc__ or ""

@@ -117,7 +117,7 @@ def test_shards_split_and_the_index_names_each_tensor_once(
 
 
 def test_ngram_constants_are_the_published_ones_at_the_published_size() -> None:
-    """Source: ARCHITECTURE 2.3, read off the published checkpoint."""
+    """Source: tests/support/reference, read off the published checkpoint."""
     real: Any = dict(hidden_size=2560, num_hidden_layers=4, vocab_size=248_320, num_experts=64)
     found = ngram_constants(type(NANO)(**real, ngram_vocab_size_base=20_000_000))
     assert found.layer_multipliers == [23703573157769, 20109073645365, 8052911324071]

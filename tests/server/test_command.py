@@ -16,8 +16,8 @@ from typing import Any
 
 import httpx
 import pytest
-from flashnext import __version__
 from flashnext.cli import serve
+from flashnext.version import VERSION
 from support.serving import SERVE, server_process
 
 HF = Path(__file__).parents[1] / "tiny" / "hf"
@@ -126,7 +126,7 @@ def test_a_wrong_argument_is_told_with_the_usage(arguments: list[str]) -> None:
 
 
 def test_the_version_is_told() -> None:
-    assert run("--version").stdout == f"flashnext {__version__}\n"
+    assert run("--version").stdout == f"flashnext {VERSION}\n"
 
 
 def test_an_output_that_cannot_be_written_is_one_sentence() -> None:

@@ -11,7 +11,7 @@ CPP_LAYERS = ("base", "device", "kernels", "model", "session", "rounds", "bindin
 """From the bottom up; a layer sees itself and those before it."""
 
 PYTHON_LAYERS = (
-    ("_core", "errors"),
+    ("_core", "errors", "version"),
     ("checkpoint", "text", "media", "grammar"),
     ("engine", "contract"),
     ("server", "batch"),

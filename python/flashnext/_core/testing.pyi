@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 import flashnext._core
 
 
-def run_kernel(device: flashnext._core.Device, name: str, grid: tuple[int, int, int], slots: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]], params: bytes, relocate: Sequence[tuple[int, int, int, int]] = [], one_buffer: bool = False) -> None:
+def run_kernel(device: flashnext._core.Device, name: str, grid: tuple[int, int, int], slots: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]], params: bytes, relocate: Sequence[tuple[int, int, int, int]] = [], one_buffer: bool = False, n_spare: int = 0) -> None:
     """
     Run one kernel over uint8 arrays, which are changed in place; relocate writes device addresses of slots into slots.
     """

@@ -188,6 +188,7 @@ class DeviceRunner:
             launch.params,
             places,
             self.one_buffer,
+            GUARD_BYTES,
         )
         for slot, at, _, _ in launch.relocations:  # an address is no result
             after[slot][at : at + 8] = launch.slots[slot][at : at + 8]

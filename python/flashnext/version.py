@@ -1,0 +1,8 @@
+"""The version of the package."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+try:
+    VERSION = version("flashnext")
+except PackageNotFoundError:  # a source tree that is not installed
+    VERSION = "0+unknown"
