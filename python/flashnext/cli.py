@@ -62,7 +62,7 @@ _interrupted = threading.Event()
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    # The exception alone is not enough: raised inside a destructor or a callback of the collector, it is lost.
+    # The exception alone is not enough: inside a destructor or a callback of the collector it is lost.
     _interrupted.set()
     raise KeyboardInterrupt
 
