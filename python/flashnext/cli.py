@@ -42,7 +42,9 @@ def serve(argv: Sequence[str] | None = None) -> int:
     """Run `flashnext-serve ARGV` until a signal; the status is 0, or 1 after an error told in one line."""
     args = _serve_parser().parse_args(argv)
     try:
-        signal.signal(signal.SIGTERM, _interrupt)
+        _interrupted.clear()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _interrupt)
         with _listen(args.host, args.port) as listener:
             _serve(args, listener)
     except FlashnextError as error:
@@ -56,7 +58,12 @@ def serve(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+_interrupted = threading.Event()
+
+
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
+    # The exception alone is not enough: inside a destructor or a callback of the collector it is lost.
+    _interrupted.set()
     raise KeyboardInterrupt
 
 
@@ -161,12 +168,16 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
             print(f"flashnext-serve: warning: {warning}", file=sys.stderr)
         names = [engine.loaded.checkpoint.path.name, str(path), "flashnext"]
         banner = partial(_banner, engine, names[0], _url(listener), began)
+
+        def on_start() -> None:
+            print(banner(), flush=True)
+            server.should_exit |= _interrupted.is_set()
+
         server = make_server(
-            create_app(Server(engine, names)),
-            on_start=lambda: print(banner(), flush=True),
-            on_stop=partial(engine.close, timeout_s=0),
+            create_app(Server(engine, names)), on_start, on_stop=partial(engine.close, timeout_s=0)
         )
-        server.run([listener])
+        if not _interrupted.is_set():
+            server.run([listener])
     finally:
         if not engine.close(timeout_s=STOP_TIMEOUT_S):
             _exit_now()  # the device is in a long step that nobody waits for any more

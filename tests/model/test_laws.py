@@ -22,7 +22,7 @@ ROWS = 150
 SETUPS = (
     Setup("small", rows=ROWS),
     Setup("heads of the real model", REAL_HEADS, rows=ROWS),
-    Setup("mixed bits, many experts", MANY_EXPERTS, "mlx", 6, 32, rows=90, modules=MIXED),
+    Setup("mixed bits, many experts", MANY_EXPERTS, "mlx", 6, 32, rows=ROWS, modules=MIXED),
     Setup("6 bits in groups of 64", {**WIDE, "indexer_compress_ratio": 16}, "mlx", 6, 64, rows=ROWS),
 )
 

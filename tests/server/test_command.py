@@ -9,6 +9,7 @@ import pty
 import signal
 import socket
 import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -81,6 +82,22 @@ def test_it_can_be_ended_while_it_loads() -> None:
     out, err = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "Traceback" not in out + err
+
+
+@pytest.mark.parametrize("when", ["_in_thread", "_banner"])
+def test_an_interrupt_that_a_destructor_swallowed_still_ends_it(when: str) -> None:
+    program = (
+        "import sys, flashnext.cli as cli\n"
+        f"real = cli.{when}\n"
+        "def told(*args):\n"
+        "    cli._interrupted.set()\n"
+        "    return real(*args)\n"
+        f"cli.{when} = told\n"
+        "sys.exit(cli.serve(['--port', '0']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
 
 
 def test_a_port_in_use_is_one_sentence() -> None:
