@@ -9,6 +9,18 @@
 namespace flashnext {
 namespace {
 
+// Takes drafts from the longest windows until all have at most max_rows rows together.
+void trim(std::vector<std::vector<int32_t>>& windows, size_t max_rows) {
+  size_t rows = 0;
+  for (const auto& w : windows) rows += w.size();
+  for (; rows > max_rows; --rows) {
+    auto& longest = *std::max_element(windows.begin(), windows.end(),
+                                      [](const auto& a, const auto& b) { return a.size() < b.size(); });
+    if (longest.size() <= 1) return;  // the sessions themselves are too many: refused by name
+    longest.pop_back();
+  }
+}
+
 // The head has absorbed all that it can know before a prompt chunk.
 bool follows_prompt(const Session& s) { return s.head_length() >= s.length() - 1; }
 
@@ -303,6 +315,7 @@ std::vector<std::vector<Drawn>> Runner::round(std::span<Session* const> sessions
     windows.push_back({reply.pending});
     windows.back().insert(windows.back().end(), reply.drafts.begin(), reply.drafts.end());
   }
+  trim(windows, static_cast<size_t>(model_->options().max_round));
   for (size_t i = 0; i < sessions.size(); ++i) parts.push_back({sessions[i], windows[i], true});
   run(parts, Want::kAll, nullptr, false);
   std::vector<std::vector<Drawn>> all;

@@ -99,6 +99,20 @@ def _serve_parser() -> argparse.ArgumentParser:
         help="of activations and caches (default bfloat16)",
     )
     parser.add_argument(
+        "--parallel",
+        type=int,
+        default=16,
+        metavar="N",
+        help="most requests answered at once, 1 to 64 (default 16)",
+    )
+    parser.add_argument(
+        "--gap",
+        type=float,
+        default=250.0,
+        metavar="MS",
+        help="how long replies may stand still while others' prompts are read (default 250 ms)",
+    )
+    parser.add_argument(
         "--drafts",
         type=int,
         default=0,
@@ -138,7 +152,14 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
 
     path: Path = args.model or BUNDLED
     load = partial(
-        Engine, path, device=args.device, dtype=args.dtype, context=args.context, drafts=args.drafts
+        Engine,
+        path,
+        device=args.device,
+        dtype=args.dtype,
+        context=args.context,
+        drafts=args.drafts,
+        parallel=args.parallel,
+        gap_ms=args.gap,
     )
     with _progress(path) as progress:
         engine = _in_thread(partial(load, progress=progress))

@@ -31,6 +31,8 @@ from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
 
 _EXIT_TIMEOUT_S = 5.0
+PARALLEL = 16
+MAX_PARALLEL = 64
 SEED_BITS = 53  # of a seed that is drawn here: what every JSON reader keeps of a number
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -43,9 +45,9 @@ BUNDLED = Path(__file__).parents[1] / "data" / "tiny-6bit"
 class Engine:
     """A checkpoint on a device, and the thread that answers with it.
 
-    Its methods may be called from any thread, and the async ones from any event loop. Requests are answered
-    first come first served. It belongs to the process that made it: after a fork the child has to make its
-    own.
+    Its methods may be called from any thread, and the async ones from any event loop. Requests are
+    admitted first come first served and answered together. It belongs to the process that made it: after a
+    fork the child has to make its own.
 
         with Engine(path) as engine:
             for event in engine.generate("Hello", sampling=Sampling(max_tokens=20)):
@@ -65,6 +67,8 @@ class Engine:
         dtype: str = "bfloat16",
         context: int | None = None,
         drafts: int = 0,
+        parallel: int = PARALLEL,
+        gap_ms: float = 250.0,
         progress: Callable[[str], None] = lambda stage: None,
         random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
@@ -77,6 +81,10 @@ class Engine:
             context: Largest prompt plus reply in tokens; default the model's window.
             drafts: Most drafts of a round, 0 to 15, by the checkpoint's draft head, which is loaded only
                 then. They change the speed of replies and nothing else.
+            parallel: Most requests that are answered at once, 1 to 64; whom a request is answered beside
+                changes no bit of it. They share the pages of one whole context.
+            gap_ms: How long a reply may stand still while prompts of others are read, in milliseconds; four
+                rounds where that is longer.
             progress: Told what is being loaded, stage by stage.
             random_bits: Where the seeds of requests without one come from.
 
@@ -87,6 +95,10 @@ class Engine:
         """
         if not 0 <= drafts < MAX_WINDOW:
             raise InvalidArgument(f"drafts is {drafts}, expected 0 to {MAX_WINDOW - 1}")
+        if not 1 <= parallel <= MAX_PARALLEL:
+            raise InvalidArgument(f"parallel is {parallel}, expected 1 to {MAX_PARALLEL}")
+        if not gap_ms >= 0:
+            raise InvalidArgument(f"gap_ms is {gap_ms}, expected 0 or more")
         progress("tokenizer and chat template")
         folder = open_folder(path)
         for name in _TEXT_FILES:
@@ -109,7 +121,7 @@ class Engine:
         self._stop_ids = frozenset(self._loaded.checkpoint.stop_tokens)
         self._numbers = itertools.count(1)
         self._process = os.getpid()
-        self._thread = EngineThread(Scheduler(core))
+        self._thread = EngineThread(Scheduler(core, parallel, gap_ms))
         # Also at exit: the thread must not be inside the core while the interpreter is taken down.
         self._finalizer = weakref.finalize(self, _close, self._thread, self._process, _EXIT_TIMEOUT_S)
 

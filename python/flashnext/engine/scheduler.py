@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flashnext import _core
 from flashnext.engine.core import Core, Drawn, Session, Tokens
 from flashnext.engine.events import Event, TokenLogprob, Usage, token_sha
-from flashnext.engine.policy import Limits, Running, Waiting, next_step
+from flashnext.engine.policy import Costs, Limits, Running, Waiting, next_step
 from flashnext.engine.reply import Pieces, ReplyText
 from flashnext.errors import DeviceError
 
 Deliver = Callable[[Event | Exception], None]
+
+
+def _smoothed(before: float, now: float) -> float:
+    """Follow a cost: half the way to what was measured last."""
+    return now if before == 0 else (before + now) / 2
 
 
 @dataclass(eq=False)
@@ -29,6 +35,7 @@ class Job:
         deliver: Takes the events, and at the end the last event or an exception. Called by the engine's
             thread, or by the one that closes the engine; must not block.
         cancelled: Set by any thread; the job ends at the next step.
+        overtaken: Jobs that came later and were admitted before it.
     """
 
     id: int
@@ -41,6 +48,7 @@ class Job:
     text: ReplyText
     deliver: Deliver
     cancelled: bool = False
+    overtaken: int = 0
     session: Session | None = None
     n_read: int = 0
     token_ids: list[int] = field(default_factory=list)
@@ -71,9 +79,25 @@ class Job:
 class Scheduler:
     """Jobs that wait and run. Used by one thread, save for the fields of `Job` that say otherwise."""
 
-    def __init__(self, core: Core, max_running: int = 1) -> None:
+    def __init__(
+        self,
+        core: Core,
+        max_running: int = 1,
+        gap_ms: float = 250.0,
+        clock_s: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """Schedule the jobs of one core.
+
+        Args:
+            core: What runs them.
+            max_running: Sequences that run at once.
+            gap_ms: How long a decoding sequence may wait for its next round while prompts are read.
+            clock_s: The clock that steps are measured by.
+        """
         self._core = core
-        self._limits = Limits(max_running, core.max_chunk, core.n_pages)
+        self._limits = Limits(max_running, core.max_chunk, core.n_pages, gap_ms)
+        self._costs = Costs()
+        self._clock_s = clock_s
         self._waiting: dict[int, Job] = {}
         self._running: dict[int, Job] = {}
 
@@ -102,14 +126,19 @@ class Scheduler:
                     self._finish(job, "cancelled", (), job.text.finish(cut=True))
         size = self._core.page_tokens
         step = next_step(
-            [Waiting(job.id, job.pages(size)) for job in self._waiting.values()],
+            [Waiting(job.id, job.pages(size), job.overtaken) for job in self._waiting.values()],
             [
                 Running(job.id, job.pages(size), len(job.prompt) - job.n_read)
                 for job in self._running.values()
             ],
             self._limits,
+            self._costs,
         )
         for job_id in step.admit:
+            for earlier in self._waiting.values():
+                if earlier.id == job_id:
+                    break
+                earlier.overtaken += earlier.id not in step.admit
             self._admit(self._waiting[job_id])
         if step.chunk:
             self._read(self._running[step.chunk.id], step.chunk.n)
@@ -128,6 +157,7 @@ class Scheduler:
     def _read(self, job: Job, n: int) -> None:
         assert job.session is not None
         end = job.n_read + n
+        began = self._clock_s()
         try:
             drawn = self._core.prompt(
                 job.session,
@@ -139,10 +169,13 @@ class Scheduler:
         except Exception as error:
             self._fail(job, error)
             return
+        row_ms = (self._clock_s() - began) * 1e3 / n
+        self._costs = replace(self._costs, row_ms=_smoothed(self._costs.row_ms, row_ms))
         job.n_read = end
         self._take(job, drawn)
 
     def _round(self, jobs: list[Job]) -> None:
+        began = self._clock_s()
         try:
             drawn = self._core.round(
                 [job.session for job in jobs if job.session is not None],
@@ -152,6 +185,8 @@ class Scheduler:
             for job in jobs:
                 self._fail(job, error)
             return
+        round_ms = (self._clock_s() - began) * 1e3
+        self._costs = replace(self._costs, round_ms=_smoothed(self._costs.round_ms, round_ms))
         for job, tokens in zip(jobs, drawn, strict=True):
             self._take(job, tokens)
 

@@ -1,0 +1,146 @@
+"""Requests that are answered together get the replies that each gets alone, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flashnext.engine.engine import Engine
+from flashnext.engine.events import Reply
+from flashnext.engine.sampling import Sampling
+
+TINY = Path(__file__).parents[1] / "tiny"
+CASES: list[dict[str, Any]] = [
+    case
+    for case in map(json.loads, (TINY / "golden.jsonl").read_text().splitlines())
+    if case["grid_thw"] is None
+]
+SHORT = [case for case in CASES if len(case["prompt_ids"]) < 400]
+LONG = max(CASES, key=lambda case: len(case["prompt_ids"]))
+SETTINGS = (
+    Sampling(temperature=0, max_tokens=48),
+    Sampling(temperature=0.8, top_k=20, top_p=0.95, seed=3, max_tokens=48),
+    Sampling(temperature=3, top_k=0, top_p=1, seed=4, max_tokens=48),
+    Sampling(temperature=1, seed=5, presence_penalty=0.5, repetition_penalty=1.1, max_tokens=48),
+)
+
+
+class Counted:
+    """Stands between an engine and its core, and counts what the rounds held."""
+
+    def __init__(self, core: Any) -> None:
+        self._core = core
+        self.widest = self.chunks_beside_rounds = 0
+        self._last = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
+
+    def prompt(self, *args: Any) -> Any:
+        self.chunks_beside_rounds += self._last == "round"
+        self._last = "prompt"
+        return self._core.prompt(*args)
+
+    def round(self, sessions: Sequence[Any], n_drafts: Sequence[int]) -> Any:
+        self.widest = max(self.widest, len(sessions))
+        self._last = "round"
+        return self._core.round(sessions, n_drafts)
+
+
+def counted(engine: Engine) -> Counted:
+    scheduler = engine._thread._scheduler
+    core = Counted(scheduler._core)
+    scheduler._core = core
+    return core
+
+
+def asked(n: int) -> list[tuple[list[int], Sampling]]:
+    """n requests, each of its own prompt, by all settings in turn."""
+    cases = [SHORT[i * len(SHORT) // n] for i in range(n)]
+    return [(case["prompt_ids"], SETTINGS[i % len(SETTINGS)]) for i, case in enumerate(cases)]
+
+
+@pytest.fixture(scope="module")
+def alone() -> Iterator[Any]:
+    """The reply of a request that nothing runs beside, on an engine without drafts."""
+    with Engine(parallel=1) as engine:
+        known: dict[str, Reply] = {}
+
+        def reply(prompt: list[int], sampling: Sampling) -> Reply:
+            key = repr((prompt, sampling))
+            if key not in known:
+                known[key] = engine.submit(prompt, sampling=sampling).result()
+            return known[key]
+
+        yield reply
+
+
+def same(found: Reply, expected: Reply) -> bool:
+    return (found.token_ids, found.text, found.finish_reason, found.token_sha) == (
+        expected.token_ids,
+        expected.text,
+        expected.finish_reason,
+        expected.token_sha,
+    )
+
+
+@pytest.mark.parametrize("drafts", [0, 3])
+@pytest.mark.parametrize("n", [2, 4, 8, 16])
+def test_requests_that_come_together(alone: Any, n: int, drafts: int) -> None:
+    with Engine(drafts=drafts) as engine:
+        core = counted(engine)
+        requests = [(engine.submit(p, sampling=s), p, s) for p, s in asked(n)]
+        for request, prompt, sampling in requests:
+            assert same(request.result(), alone(prompt, sampling)), f"{n} together, drafts {drafts}"
+        assert core.widest == n
+        pool = engine.loaded.pool
+        engine.generate("x", sampling=Sampling(max_tokens=1)).result()
+        assert pool.free == pool.total
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_requests_that_come_and_go_as_they_like(alone: Any, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    with Engine(drafts=int(rng.integers(0, 4)), parallel=6) as engine:
+        core = counted(engine)
+        kept, cancelled = [], []
+        for prompt, sampling in asked(20):
+            request = engine.submit(prompt, sampling=sampling)
+            if rng.random() < 0.3:
+                cancelled.append(request)
+            else:
+                kept.append((request, prompt, sampling))
+            time.sleep(float(rng.exponential(0.01)))
+            if cancelled and rng.random() < 0.5:
+                cancelled.pop().cancel()
+        for request in cancelled:
+            request.cancel()
+        for request, prompt, sampling in kept:
+            assert same(request.result(), alone(prompt, sampling)), f"seed {seed}"
+        assert core.widest > 1
+
+
+def test_a_long_prompt_is_read_between_the_rounds_of_others(alone: Any) -> None:
+    with Engine(gap_ms=1) as engine:
+        core = counted(engine)
+        running = [(engine.submit(p, sampling=s), p, s) for p, s in asked(3)]
+        next(iter(running[0][0]))
+        long = engine.submit(LONG["prompt_ids"], sampling=SETTINGS[0])
+        for request, prompt, sampling in running:
+            assert same(request.result(), alone(prompt, sampling))
+        assert same(long.result(), alone(LONG["prompt_ids"], SETTINGS[0]))
+        assert core.chunks_beside_rounds > 3
+
+
+def test_requests_that_wait_for_pages_get_their_replies(alone: Any) -> None:
+    with Engine(context=512) as engine:  # eight pages: a few of the requests at a time
+        core = counted(engine)
+        requests = [(engine.submit(p, sampling=s), p, s) for p, s in asked(12)]
+        for request, prompt, sampling in requests:
+            assert same(request.result(), alone(prompt, sampling))
+        assert 1 < core.widest < 12
