@@ -47,7 +47,6 @@ class FakeCore:
 
     max_chunk = 4
     n_pages = 100
-    page_tokens = 8
     accepted = 0  # drafts that each round keeps
 
     def __init__(self, script: Callable[[list[int]], list[int]]) -> None:
@@ -56,6 +55,9 @@ class FakeCore:
         self.open_sessions: list[FakeSession] = []
         self.chunks: list[list[int]] = []
         self.rounds: list[int] = []
+
+    def pages(self, n_positions: int) -> int:
+        return -(-n_positions // 8)
 
     def open(self) -> FakeSession:
         self.before("open", None)

@@ -76,7 +76,7 @@ class WatchedCore:
         self.before: Callable[[str], object] = lambda what: None
         self.endless = False
         self.n_chunks = self.n_rounds = 0
-        self.max_chunk, self.n_pages, self.page_tokens = core.max_chunk, core.n_pages, core.page_tokens
+        self.max_chunk, self.n_pages, self.pages = core.max_chunk, core.n_pages, core.pages
         self.open = core.open
 
     def prompt(self, *args: Any) -> list[Any]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from flashnext import _core
 from flashnext.checkpoint.config import PAGE_TOKENS
-from flashnext.engine.load import Loaded
+from flashnext.engine.load import MAX_WINDOW, Loaded
 
 Tokens = npt.NDArray[np.int32]
 
@@ -44,12 +44,13 @@ class Core(Protocol):
     Attributes:
         max_chunk: Most prompt tokens of a chunk.
         n_pages: Pages of the pool.
-        page_tokens: Positions of a page.
     """
 
     max_chunk: int
     n_pages: int
-    page_tokens: int
+
+    def pages(self, n_positions: int) -> int:
+        """Most pages that a sequence of n positions takes, those that its rounds take ahead included."""
 
     def open(self) -> Session:
         """Make the session of a new sequence."""
@@ -77,7 +78,11 @@ class LoadedCore:
         self._runner = _core.Runner(loaded.model, n_tokens)
         self.max_chunk = self._runner.max_chunk
         self.n_pages = loaded.pool.total
-        self.page_tokens = PAGE_TOKENS
+
+    def pages(self, n_positions: int) -> int:
+        """Count the pages of a sequence."""
+        # Windows take pages two windows ahead (cpp/session/session.cpp).
+        return -(-min(n_positions + 2 * MAX_WINDOW, self._loaded.context) // PAGE_TOKENS)
 
     def open(self) -> _core.Session:
         """Make the session of a new sequence."""

@@ -71,9 +71,10 @@ class Job:
         """Whether the last event or an error has been sent."""
         return self._ended
 
-    def pages(self, page_tokens: int) -> int:
-        """Pages that the job takes to its end; the last token drawn is never fed."""
-        return -(-(len(self.prompt) + self.max_tokens - 1) // page_tokens)
+    @property
+    def positions(self) -> int:
+        """Rows that the job comes to; the last token drawn is never fed."""
+        return len(self.prompt) + self.max_tokens - 1
 
 
 class Scheduler:
@@ -124,11 +125,11 @@ class Scheduler:
             if job.cancelled:
                 with self._contained(job):
                     self._finish(job, "cancelled", (), job.text.finish(cut=True))
-        size = self._core.page_tokens
+        pages = self._core.pages
         step = next_step(
-            [Waiting(job.id, job.pages(size), job.overtaken) for job in self._waiting.values()],
+            [Waiting(job.id, pages(job.positions), job.overtaken) for job in self._waiting.values()],
             [
-                Running(job.id, job.pages(size), len(job.prompt) - job.n_read)
+                Running(job.id, pages(job.positions), len(job.prompt) - job.n_read)
                 for job in self._running.values()
             ],
             self._limits,
