@@ -15,6 +15,8 @@ namespace flashnext {
 constexpr int kPageTokens = 64;      // tokens a page holds
 constexpr int kAttentionSpan = 512;  // absolute positions a partial softmax covers
 constexpr int kSamplerBlock = 1024;  // token ids a partial sum or maximum of the vocabulary covers
+constexpr int kMaxWindow = 16;       // rows of a window: the pending token and its drafts
+constexpr int kMaxTop = 20;          // likeliest ids that log-probabilities list
 
 // How many rows, sequences, logit rows and streams of rows (R*S) the pass really has; grids are upper bounds.
 // Index with CountIndex.
@@ -43,6 +45,44 @@ struct Row {
   int32_t sequence;   // index into the sequences
   int32_t position;   // row of its sequence: cache row and page
   int32_t rotary[3];  // rotary position on the t, h and w axes
+};
+
+// One reply on the device: how it is drawn, where it stands. The host fills it before the pass that draws the
+// first token; from then on the device keeps it, so that a round can be recorded before the one in front of
+// it has landed.
+struct ReplyState {
+  uint64_t page_table;    // as in Sequence
+  uint64_t state;         // as in Sequence
+  uint64_t unsettled[2];  // by parity of the window
+  uint64_t text;          // address of int32[context + kMaxWindow]: prompt, reply and drafts by position
+  uint64_t counts;  // address of int32[2, n_valid]: how often an id occurs in the prompt, in the reply; 0
+                    // where nothing is penalized
+  uint64_t bias;    // address of BiasEntry[n_bias], by ascending id
+  uint64_t stops;   // address of int32[n_stops]: ids that end the reply
+  uint64_t seed;
+  float temperature;  // as in Sampling (cpp/rounds/sampler.h)
+  float top_p, min_p, presence, frequency, repetition;
+  int32_t top_k, n_bias, n_stops;
+  int32_t n_logprobs;  // -1: none; else how many of the likeliest ids to list
+  int32_t end;         // positions of prompt and reply together at which it ends
+  int32_t known;       // text below this position is known: drafts come from there first
+  int32_t length;      // committed positions; the pending token stands at text[length]
+  int32_t parity;      // the unsettled buffer that the next window writes
+  int32_t n_kept;      // rows in the other one that the next pass settles
+  int32_t n_drafts;    // behind the pending token, in text
+  int32_t ended;       // rounds leave it alone
+  int32_t pad;
+};
+struct BiasEntry {
+  int32_t id;
+  float value;
+};
+
+// A token to draw: the one that takes `position` of a reply. The reply's counts hold the tokens below
+// n_counted; those of text[n_counted .. position - 1] count on top of them.
+struct DrawRow {
+  uint64_t reply;  // address of its ReplyState
+  int32_t position, n_counted;
 };
 
 // How a matrix [n_out, n_in] is stored: bits 16 is bfloat16 and 32 float32, both without scales and biases
