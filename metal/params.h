@@ -17,6 +17,8 @@ constexpr int kAttentionSpan = 512;  // absolute positions a partial softmax cov
 constexpr int kSamplerBlock = 1024;  // token ids a partial sum or maximum of the vocabulary covers
 constexpr int kMaxWindow = 16;       // rows of a window: the pending token and its drafts
 constexpr int kMaxTop = 20;          // likeliest ids that log-probabilities list
+constexpr int kLeastCopy = 3;        // tokens that must agree before what followed them is copied as drafts
+constexpr int kMostMatch = 16;       // of them, beyond which more do not count
 
 // How many rows, sequences, logit rows and streams of rows (R*S) the pass really has; grids are upper bounds.
 // Index with CountIndex.
@@ -296,6 +298,20 @@ struct CopyRowsParams {
 // the row that drafted it.
 struct DraftRowsParams {
   uint32_t count;  // CountIndex of L
+};
+
+// copy_drafts: 0 counts in, 1 replies in uint64[L] (addresses of ReplyState), 2 limits in int32[L], 3
+// n_copied out int32[L]; L sequences. Grid (L). Drafts from the reply's own text, whose last token is the
+// pending one, text[length]: of the earlier places e where text[e - j] = text[length - j] for all j < m,
+// those of the largest m (most_match at most, least_match at least), and of them the latest. text[length + 1
+// + j] = text[e
+// + 1 + j] for j < min(limit, kMaxWindow - 1), in that order, so that a copy from close by runs on into what
+// it has written. No such place, a reply that has ended, or one with known text behind the pending token:
+// nothing is written, n_copied is 0. Work: 3 comparisons an earlier position, and most_match more where those
+// agree.
+struct CopyDraftsParams {
+  int32_t least_match;  // >= 2; kLeastCopy
+  int32_t most_match;   // >= least_match; kMostMatch
 };
 
 // argmax: 0 counts in, 1 logits in float[L, vocab], 2 out int32[L]. Grid (L). Ties go to the lower id; NaN

@@ -121,6 +121,17 @@ std::map<std::string, Layout> params_layout() {
          FIELD(Sequence, n_kept), FIELD(Sequence, start), FIELD(Sequence, is_window)}}},
       {"Row",
        {sizeof(Row), {FIELD(Row, token), FIELD(Row, sequence), FIELD(Row, position), FIELD(Row, rotary)}}},
+      {"ReplyState",
+       {sizeof(ReplyState),
+        {FIELD(ReplyState, page_table), FIELD(ReplyState, state),      FIELD(ReplyState, unsettled),
+         FIELD(ReplyState, text),       FIELD(ReplyState, counts),     FIELD(ReplyState, bias),
+         FIELD(ReplyState, stops),      FIELD(ReplyState, seed),       FIELD(ReplyState, temperature),
+         FIELD(ReplyState, top_p),      FIELD(ReplyState, min_p),      FIELD(ReplyState, presence),
+         FIELD(ReplyState, frequency),  FIELD(ReplyState, repetition), FIELD(ReplyState, top_k),
+         FIELD(ReplyState, n_bias),     FIELD(ReplyState, n_stops),    FIELD(ReplyState, n_logprobs),
+         FIELD(ReplyState, end),        FIELD(ReplyState, known),      FIELD(ReplyState, length),
+         FIELD(ReplyState, parity),     FIELD(ReplyState, n_kept),     FIELD(ReplyState, n_drafts),
+         FIELD(ReplyState, ended)}}},
       {"Format", {sizeof(Format), {FIELD(Format, bits), FIELD(Format, group)}}},
       {"EmbedParams",
        {sizeof(EmbedParams),
@@ -218,6 +229,9 @@ std::map<std::string, Layout> params_layout() {
       {"CopyRowsParams",
        {sizeof(CopyRowsParams), {FIELD(CopyRowsParams, width), FIELD(CopyRowsParams, count)}}},
       {"DraftRowsParams", {sizeof(DraftRowsParams), {FIELD(DraftRowsParams, count)}}},
+      {"CopyDraftsParams",
+       {sizeof(CopyDraftsParams),
+        {FIELD(CopyDraftsParams, least_match), FIELD(CopyDraftsParams, most_match)}}},
       {"ArgmaxParams", {sizeof(ArgmaxParams), {FIELD(ArgmaxParams, vocab), FIELD(ArgmaxParams, n_valid)}}},
   };
 }
@@ -265,6 +279,7 @@ void bind_testing(nb::module_& parent) {
   m.def("choice_seed", &choice_seed, "seed"_a, "choice"_a);
   m.def("exact_exp", &exact_exp, "x"_a);
   m.def("exact_log", &exact_log, "x"_a);
+  bind_testing_rounds(m);
 }
 
 }  // namespace flashnext

@@ -41,12 +41,13 @@ struct Launcher::Kernels {
         expert_down(d.kernel("expert_down_" + t)),
         copy_rows(d.kernel("copy_rows_" + t)),
         draft_rows(d.kernel("draft_rows")),
+        copy_drafts(d.kernel("copy_drafts")),
         argmax(d.kernel("argmax")) {}
 
   const Kernel &embed, &matmul, &hc_norm, &hc_mix, &ngram_ids, &ngram_gather, &ple_gate, &ple_conv,
       &delta_conv, &delta_prep, &delta_rule, &rope, &attention_prep, &index_pool, &index_score, &index_select,
       &attention, &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows, &draft_rows,
-      &argmax;
+      &copy_drafts, &argmax;
 };
 
 Launcher::Launcher(const Device& device, DType dtype)
@@ -207,6 +208,12 @@ void Launcher::draft_rows(CommandBuffer& cb, const Batch& b, const Batch& before
   cb.dispatch(k_->draft_rows, {b.max_rows},
               {b.counts, best, before.logit_rows, before.rows, b.rows, b.sequences, sources},
               DraftRowsParams{kCountRows});
+}
+
+void Launcher::copy_drafts(CommandBuffer& cb, const Batch& b, Slice replies, Slice limits,
+                           Slice n_copied) const {
+  cb.dispatch(k_->copy_drafts, {b.max_sequences}, {b.counts, replies, limits, n_copied},
+              CopyDraftsParams{kLeastCopy, kMostMatch});
 }
 
 void Launcher::argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out,

@@ -103,6 +103,9 @@ class Launcher {
                  CountIndex count) const;
   // before: the draft step that `best` was drafted in; its sequences come first and are as many.
   void draft_rows(CommandBuffer& cb, const Batch& b, const Batch& before, Slice best, Slice sources) const;
+  // replies: uint64 addresses of ReplyState; limits: int32 most copied drafts of each. Writes into their
+  // text.
+  void copy_drafts(CommandBuffer& cb, const Batch& b, Slice replies, Slice limits, Slice n_copied) const;
   void argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const ArgmaxParams& p) const;
 
  private:
