@@ -9,14 +9,14 @@ namespace flashnext {
 namespace {
 
 constexpr size_t kSteps = kMaxDrafts;
-constexpr int kMostPasses = 4;  // over all sequences, to improve an allotment
+constexpr int kMostPasses = 3;  // over all sequences, to improve an allotment
 constexpr size_t kMostDrafts = size_t{kMaxCandidates} * kMaxDrafts;  // of a round
 
 // What the drafts up to each depth bring: [n] for n drafts.
 using Gains = std::array<double, kMaxDrafts + 1>;
 
 struct Draft {
-  uint16_t key;  // greater: takes a row before
+  uint16_t key;  // the smaller takes a row before
   uint8_t sequence, depth;
   DraftSource source;
 };
@@ -39,7 +39,10 @@ class Allocation {
     room_ = std::clamp(row_limit - n_, 0, most);
     for (int k = 0; k <= room_; ++k) forward_[static_cast<size_t>(k)] = prices.forward_ms(n_ + k);
     for (int k = 0; k <= n_; ++k) step_[static_cast<size_t>(k)] = prices.draft_step_ms(k);
-    row_ms_ = room_ ? (forward_[static_cast<size_t>(room_)] - forward_[0]) / room_ : 0;
+    row_ms_ = room_ ? forward_[1] - forward_[0] : 0;
+    for (int k = 2; k <= room_; ++k) {
+      row_ms_ = std::min(row_ms_, (forward_[static_cast<size_t>(k)] - forward_[0]) / k);
+    }
     step_ms_ = n_ > 1 ? (step_[static_cast<size_t>(n_)] - step_[1]) / (n_ - 1) : 0;
   }
 
@@ -52,7 +55,8 @@ class Allocation {
     sweep();
     if (both_ || step_ms_ > 0) sweep();
     improve();
-    probe();
+    probe(DraftSource::kCopy, &Candidate::probe_copy);
+    probe(DraftSource::kHead, &Candidate::probe_head);
   }
 
  private:
@@ -83,8 +87,8 @@ class Allocation {
     for (int steps = 0; steps <= most_steps; ++steps) {
       for (size_t i = 0; i < candidates_.size(); ++i) {
         if (steps > most_[0][i]) continue;
-        if (drafts_value(0, i, steps, worth * (row_ms_ + step_ms_)) > copied[i])
-          source[i] = DraftSource::kHead;
+        const double head = drafts_value(0, i, steps, worth * (row_ms_ + step_ms_));
+        if (head > copied[i]) source[i] = DraftSource::kHead;
       }
       std::array<int, kSteps> drafting = {};
       double tokens = n_, steps_ms = 0;
@@ -127,7 +131,7 @@ class Allocation {
         for (size_t s = 0; s < kDraftSources; ++s) {
           if (d >= most_[s][i]) continue;
           const double value = gain(DraftSource(s), i, d) - (s == 0 ? worth * step_ms_ : 0);
-          if (value <= 0) continue;
+          if (!(value > 0)) continue;
           const auto key = static_cast<uint16_t>(0xffff - static_cast<int>(value * 0xffff));
           ++starts[0][(key & 0xff) + 1u];
           ++starts[1][(key >> 8) + 1u];
@@ -185,45 +189,63 @@ class Allocation {
   }
   double ms(const Total& t) const { return forward_[static_cast<size_t>(t.rows)] + t.steps_ms; }
 
-  // Where steps are priced unevenly by sequences, one draft more or less of a sequence may still pay.
+  // What the sweeps take for even (a row's share of the forward, a sequence's of a step) may not be: give
+  // each sequence in turn what is best beside what the others have.
   void improve() {
     Total t = total();
-    double ratio = t.tokens / ms(t);
     bool better = true;
     for (int pass = 0; better && pass < kMostPasses; ++pass) {
       better = false;
       for (size_t i = 0; i < out_.size(); ++i) {
-        for (const int change : {-1, 1}) {
-          const Allotment was = out_[i], now = {was.n_drafts + change, was.source};
-          if (now.n_drafts < 0 || now.n_drafts > most_[static_cast<size_t>(was.source)][i]) continue;
-          if (t.rows + change > room_) continue;
-          Total other = t;
-          put(other, i, was, -1);
-          put(other, i, now, 1);
-          const double found = other.tokens / ms(other);
-          if (found <= ratio * (1 + 1e-9)) continue;
-          t = other, ratio = found, out_[i] = now, better = true;
+        Total others = t;
+        put(others, i, out_[i], -1);
+        Allotment best = out_[i];
+        double tokens = t.tokens * (1 + 1e-9), time_ms = ms(t);  // of the best; equals change nothing
+        for (size_t s = 0; s < kDraftSources; ++s) {
+          const int most = std::min(most_[s][i], room_ - others.rows);
+          double steps_ms = others.steps_ms;
+          for (int n = 0; n <= most; ++n) {
+            if (n > 0 && s == 0) {
+              const auto before = static_cast<size_t>(others.drafting[static_cast<size_t>(n) - 1]);
+              steps_ms += step_[before + 1] - step_[before];
+            }
+            const double found = others.tokens + gains_[s][i][static_cast<size_t>(n)];
+            const double found_ms = forward_[static_cast<size_t>(others.rows + n)] + steps_ms;
+            if (found * time_ms <= tokens * found_ms) continue;
+            tokens = found, time_ms = found_ms, best = {n, DraftSource(s)};
+          }
         }
+        if (best.n_drafts == out_[i].n_drafts && best.source == out_[i].source) continue;
+        out_[i] = best;
+        put(others, i, best, 1);
+        t = others;
+        better = true;
       }
     }
   }
 
-  void probe() {
-    Total t = total();
+  // One draft of the source for each sequence that is to try it, where that would pay if all were kept. They
+  // are weighed together, since one step of the head serves them all.
+  void probe(DraftSource source, bool Candidate::* due) {
+    const auto s = static_cast<size_t>(source);
+    const Allotment one = {1, source};
+    Total without = total(), with = without;
+    std::array<uint8_t, kMaxCandidates> probed;
+    size_t n = 0;
     for (size_t i = 0; i < out_.size(); ++i) {
-      const Candidate& c = candidates_[i];
-      const bool copy = c.probe_copy && most_[1][i];
-      if (!copy && !(c.probe_head && most_[0][i])) continue;
-      const Allotment was = out_[i], now = {1, copy ? DraftSource::kCopy : DraftSource::kHead};
-      if (was.n_drafts && was.source == now.source) continue;
-      Total without = t;
-      put(without, i, was, -1);
-      Total with = without;
-      put(with, i, now, 1);
-      if (with.rows > room_) continue;
-      if ((without.tokens + 1) / ms(with) <= without.tokens / ms(without)) continue;
-      t = with;
-      out_[i] = now;
+      if (!(candidates_[i].*due) || most_[s][i] == 0) continue;
+      if (out_[i].n_drafts && (out_[i].source == source || probes_[i])) continue;
+      if (with.rows - out_[i].n_drafts + 1 > room_) continue;
+      put(without, i, out_[i], -1);
+      put(with, i, out_[i], -1);
+      put(with, i, one, 1);
+      probed[n++] = static_cast<uint8_t>(i);
+    }
+    if (n == 0 || (without.tokens + static_cast<double>(n)) * ms(without) <= without.tokens * ms(with))
+      return;
+    for (size_t j = 0; j < n; ++j) {
+      out_[probed[j]] = one;
+      probes_[probed[j]] = true;
     }
   }
 
@@ -231,11 +253,12 @@ class Allocation {
   std::span<Allotment> out_;
   int n_, room_ = 0;  // pending tokens, rows for drafts
   bool both_ = false;
+  std::array<bool, kMaxCandidates> probes_ = {};  // has a draft of a probe
   std::array<std::array<Gains, kMaxCandidates>, kDraftSources> gains_;
   std::array<std::array<int, kMaxCandidates>, kDraftSources> most_;
   std::array<double, kMostDrafts + 1> forward_;  // ms by drafts
   std::array<double, kMaxCandidates + 1> step_;  // ms by sequences
-  double row_ms_, step_ms_;                      // of one more, on average
+  double row_ms_, step_ms_;                      // of one more: where rows are cheapest, on average
   double best_ratio_ = 0;                        // tokens a millisecond
   std::array<Draft, 2 * kMostDrafts> drafts_, unsorted_;
   size_t n_drafts_ = 0;
@@ -244,8 +267,14 @@ class Allocation {
 }  // namespace
 
 Candidate Candidate::of(const Acceptance& own, const Acceptance& all, int most_head, int most_copied) {
-  return {own.rates(DraftSource::kHead, all), own.rates(DraftSource::kCopy, all), most_head, most_copied,
-          own.due(DraftSource::kHead),        own.due(DraftSource::kCopy)};
+  Candidate c;
+  c.most_head = most_head;
+  c.most_copied = most_copied;
+  if (most_head > 0) c.head = own.rates(DraftSource::kHead, all);
+  if (most_copied > 0) c.copy = own.rates(DraftSource::kCopy, all);
+  c.probe_head = own.due(DraftSource::kHead);
+  c.probe_copy = own.due(DraftSource::kCopy);
+  return c;
 }
 
 void allocate(std::span<const Candidate> candidates, const Prices& prices, int row_limit,

@@ -34,10 +34,13 @@ struct Allotment {
 //
 // Rows of drafts and of the N pending tokens stay within row_limit together, but every pending token has its
 // row; a window within kMaxWindow. Drafts of the head cost rows and steps, copies rows alone. Equal gains go
-// by depth, then to the lower index. Then a probe that is due gets one draft, where a kept one would pay and
-// there is a row. Throws InvalidArgument for more than kMaxCandidates or where `out` has another size.
+// by depth, then to the lower index. Then sequences that are to try a source get one draft of it, where that
+// would pay if all of these were kept and there is a row; it takes the place of drafts of the other source.
+// Throws InvalidArgument for more than kMaxCandidates or where `out` has another size.
 //
-// A function of its arguments alone; no allocation; 64 sequences of 15 drafts take about 20 microseconds.
+// A function of its arguments alone, without allocation. Steps and rows that are priced unevenly make this a
+// search, not a proof: of 20,000 small random cases 11 found less than 99 % of the optimum. 6 microseconds
+// for one sequence, 18 (one source) to 27 (both) for 32 that share 64 rows, on a core of 2021.
 void allocate(std::span<const Candidate> candidates, const Prices& prices, int row_limit,
               std::span<Allotment> out);
 
