@@ -44,6 +44,11 @@ struct HeadTables {
   Slice replies, last_rows;  // step 0
 };
 
+// What copy_drafts reads and writes, by window of a round.
+struct CopyTables {
+  Slice counts, replies, limits, n_copied;
+};
+
 // What becomes of the sums of a product (Epilogue).
 struct Finish {
   Epilogue epilogue = kStore;
@@ -113,13 +118,17 @@ class Launcher {
   void copy_rows(CommandBuffer& cb, const Batch& b, Slice map, Slice source, Slice out, uint32_t width,
                  CountIndex count) const;
   void round_rows(CommandBuffer& cb, const RoundTables& t, Slice windows, uint32_t n_windows) const;
-  void verdict(CommandBuffer& cb, Slice windows, Slice drawn, Slice landed, const HeadTables& head,
+  void verdict(CommandBuffer& cb, Slice windows, Slice drawn, Slice landed, const CopyTables& copies,
                const VerdictParams& p) const;
+  // n_copied: empty where nothing was copied; head: empty without one.
+  void absorb_rows(CommandBuffer& cb, Slice windows, Slice landed, Slice n_copied, const HeadTables& head,
+                   const AbsorbRowsParams& p) const;
   void keep_streams(CommandBuffer& cb, const HeadTables& head, uint32_t max_sequences, Slice streams,
                     const KeepStreamsParams& p) const;
   // next: empty behind the last step.
   void draft_rows(CommandBuffer& cb, const HeadTables& step, const HeadTables& next, Slice replies,
                   uint32_t max_sequences) const;
+  void copy_drafts(CommandBuffer& cb, const CopyTables& copies, uint32_t max_sequences) const;
   void argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const ArgmaxParams& p) const;
 
  private:

@@ -250,6 +250,7 @@ void Model::allocate_scratch() {
            take(L * sizeof(DrawRow))};
   round_ = {take(sizeof(Counts)), take(Q * sizeof(Sequence)), take(L * sizeof(Row)), take(L * 4),
             take(L * sizeof(DrawRow))};
+  copies_ = {take(sizeof(Counts)), take(Q * 8), take(Q * 4), take(Q * 4)};
   for (int i = 0; i < kSlots; ++i) slots_.push_back({take(Q * sizeof(Window)), take(Q * sizeof(Landed))});
   logits_ = take(L * n(c.vocab_size) * f);
   drawn_ = take(L * 4);

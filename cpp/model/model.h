@@ -82,10 +82,11 @@ class Model {
   void record_rows(CommandBuffer& cb, Tables tables, const PassBounds& bounds) const;
   // Logits of up to max_round rows of the pass before.
   void record_logits(CommandBuffer& cb, Tables tables, uint32_t n_logits) const;
-  // Draws a token from each row of logits, and what became of each window of the slot; ids at or beyond
-  // n_valid are never drawn. With a draft head packs the rows that it absorbs.
+  // Draws a token from each row of logits, and finds what became of each window of the slot; ids at or beyond
+  // n_valid are never drawn. With `copies` looks for drafts in the replies' own texts. With a draft head
+  // packs the rows that it absorbs.
   void record_verdict(CommandBuffer& cb, Tables tables, int slot, uint32_t n_windows, uint32_t n_logits,
-                      uint32_t n_valid) const;
+                      bool copies, uint32_t n_valid) const;
   // Behind record_verdict(): the draft head absorbs, and drafts up to n_drafts tokens of each window. bounds:
   // of what it absorbs.
   void record_drafts(CommandBuffer& cb, uint32_t n_windows, const PassBounds& bounds, uint32_t n_drafts,
@@ -146,6 +147,7 @@ class Model {
   std::vector<BufferRef> owned_;  // scratch, tables and small constants
   std::unique_ptr<Scratch> s_;
   RoundTables host_, round_;
+  CopyTables copies_;
   struct Slot {
     Slice windows, landed;
   };

@@ -34,14 +34,23 @@ void Model::record_draw(CommandBuffer& cb, const Batch& b, Slice draws, Slice dr
 }
 
 void Model::record_verdict(CommandBuffer& cb, Tables tables, int slot, uint32_t n_windows, uint32_t n_logits,
-                           uint32_t n_valid) const {
+                           bool copies, uint32_t n_valid) const {
   const Slot& s = slots_[static_cast<size_t>(slot)];
   Batch b = batch(tables, {});
   b.max_logits = n_logits;
   record_draw(cb, b, (tables == Tables::kHost ? host_ : round_).draws, drawn_, n_valid);
-  launch_.verdict(cb, s.windows, drawn_, s.landed, head_ ? head_->steps[0] : HeadTables(),
-                  {n_windows, head_ ? u(head_->steps.size()) : 0, n_valid, b.hc_count});
+  launch_.verdict(cb, s.windows, drawn_, s.landed, copies_, {n_windows, n_valid});
   cb.barrier();
+  if (copies) {
+    launch_.copy_drafts(cb, copies_, n_windows);
+    cb.barrier();
+  }
+  if (copies || head_) {
+    launch_.absorb_rows(cb, s.windows, s.landed, copies ? copies_.n_copied : Slice(),
+                        head_ ? head_->steps[0] : HeadTables(),
+                        {n_windows, head_ ? u(head_->steps.size()) : 0, b.hc_count});
+    cb.barrier();
+  }
 }
 
 }  // namespace flashnext

@@ -101,7 +101,7 @@ void Runner::begin(Session& session, const ReplyOptions& options) {
   } else {
     r.counts = 0;
   }
-  r.n_drafts = r.n_kept = r.ended = 0;
+  r.n_drafts = r.copied = r.n_kept = r.ended = 0;
   reply->has_head = model_->has_head() && follows_prompt(session);
   r.has_head = reply->has_head;
   session.attachment = std::move(reply);
@@ -278,6 +278,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
   Window* windows = model_->windows(pass.slot);
   uint32_t n_windows = 0;
   int most_drafts = 0;
+  bool copies = false;
   PassBounds head;
   for (size_t i = 0; i < taken.size(); ++i) {
     const ChunkPart& p = *chunks[i];
@@ -291,14 +292,16 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
     Reply& reply = reply_of(*p.session);
     fill_counts(*p.session, reply, length);
     const int32_t last_row = first_rows[i] + n - 1;
-    const int most = std::clamp(p.n_drafts, 0, max_window() - 1);
-    const int n_drafts = std::clamp(p.session->reserve(length + most) - length, 0, most);
+    const int most = std::clamp(std::max(p.drafts.head, p.drafts.copied), 0, max_window() - 1);
+    const int room = std::clamp(p.session->reserve(length + most) - length, 0, most);
+    const int n_drafts = std::min(p.drafts.head, room), n_copied = std::min(p.drafts.copied, room);
     windows[n_windows] = {p.session->reply_address(),      1,          n_drafts, 0, last_row, 1,
-                          static_cast<int32_t>(n_windows), length - 1, 0};
+                          static_cast<int32_t>(n_windows), length - 1, n_copied};
     tables.logit_rows[n_windows] = last_row;
     tables.draws[n_windows] = {p.session->reply_address(), length, length};
     ++n_windows;
     most_drafts = std::max(most_drafts, n_drafts);
+    copies |= n_copied > 0;
     head.max_length = std::max(head.max_length, static_cast<uint32_t>(length));
   }
   *tables.counts = {{static_cast<int32_t>(bounds.n_rows), static_cast<int32_t>(bounds.n_sequences),
@@ -308,7 +311,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
   record_absorb(*cb, absorbed);
   if (n_windows) {
     model_->record_logits(*cb, Model::Tables::kHost, n_windows);
-    model_->record_verdict(*cb, Model::Tables::kHost, pass.slot, n_windows, n_windows,
+    model_->record_verdict(*cb, Model::Tables::kHost, pass.slot, n_windows, n_windows, copies,
                            static_cast<uint32_t>(n_valid_));
     if (model_->has_head()) {
       head.n_rows = head.n_sequences = n_windows;
@@ -327,6 +330,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   Window* windows = model_->windows(pass.slot);
   PassBounds bounds;
   int most_drafts = 0;
+  bool copies = false;
   const auto n_sequences =
       std::count_if(parts.begin(), parts.end(), [](const RoundPart& p) { return !p.session->closed(); });
   if (n_sequences > std::min(model_->options().max_sequences, max_round())) {
@@ -337,11 +341,11 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   int spare = max_round() - static_cast<int>(n_sequences);
   for (const RoundPart& p : parts) {
     int n_rows = std::clamp(p.n_rows, 1, std::min(max_window(), 1 + spare));
-    int n_drafts = std::clamp(p.n_drafts, 0, max_window() - 1);
+    int n_ahead = std::clamp(std::max(p.drafts.head, p.drafts.copied), 0, max_window() - 1);
     try {
       if (p.session->closed()) continue;
       reply_of(*p.session);
-      const Session::Ready ready = p.session->try_begin_round(n_rows, n_drafts);
+      const Session::Ready ready = p.session->try_begin_round(n_rows, n_ahead);
       if (ready == Session::Ready::kClosed) continue;
       if (ready == Session::Ready::kNoPages) throw OutOfPages("all pages of the cache are in use");
     } catch (...) {
@@ -349,8 +353,10 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
       continue;
     }
     spare -= n_rows - 1;
+    const int n_drafts = std::min(p.drafts.head, n_ahead), n_copied = std::min(p.drafts.copied, n_ahead);
     most_drafts = std::max(most_drafts, n_drafts);
-    windows[bounds.n_sequences] = {p.session->reply_address(), n_rows, n_drafts, 1, 0, 0, 0, 0, 0};
+    copies |= n_copied > 0;
+    windows[bounds.n_sequences] = {p.session->reply_address(), n_rows, n_drafts, 1, 0, 0, 0, 0, n_copied};
     pass.entries.push_back({p.session, n_rows, static_cast<int>(bounds.n_sequences), -1});
     ++bounds.n_sequences;
     bounds.n_rows += static_cast<uint32_t>(n_rows);
@@ -362,7 +368,8 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   model_->record_round_rows(*cb, pass.slot, bounds.n_sequences);
   model_->record_rows(*cb, Model::Tables::kRound, bounds);
   model_->record_logits(*cb, Model::Tables::kRound, bounds.n_rows);
-  model_->record_verdict(*cb, Model::Tables::kRound, pass.slot, bounds.n_sequences, bounds.n_rows, n_valid);
+  model_->record_verdict(*cb, Model::Tables::kRound, pass.slot, bounds.n_sequences, bounds.n_rows, copies,
+                         n_valid);
   if (model_->has_head()) {
     model_->record_drafts(*cb, bounds.n_sequences, bounds, static_cast<uint32_t>(most_drafts), n_valid);
   }
@@ -407,6 +414,7 @@ std::vector<LandedPart> Runner::land() {
         if (pass.is_round && landed->n_tokens) {
           part.proposed = landed->n_verified;
           part.accepted = landed->n_accepted;
+          part.copied = landed->copied;
           reply.draft_counts.proposed += part.proposed;
           reply.draft_counts.accepted += part.accepted;
         }
@@ -484,7 +492,7 @@ std::vector<Drawn> Runner::prompt(const SessionRef& session, std::span<const int
   }
   sampling.check(n_valid_);
   if (last) begin(*session, {sampling, {}, session->length() + static_cast<int>(tokens.size()), 0, {}});
-  const ChunkPart part = {session, {tokens.begin(), tokens.end()}, last, n_drafts};
+  const ChunkPart part = {session, {tokens.begin(), tokens.end()}, last, {n_drafts, 0}};
   commit_prompt({&part, 1});
   std::vector<Drawn> out;
   for (const LandedPart& landed : land()) {
@@ -501,7 +509,7 @@ std::vector<std::vector<Drawn>> Runner::round(std::span<const SessionRef> sessio
                           std::to_string(sessions.size()) + " sessions");
   }
   std::vector<RoundPart> parts;
-  for (size_t i = 0; i < sessions.size(); ++i) parts.push_back({sessions[i], max_window(), n_drafts[i]});
+  for (size_t i = 0; i < sessions.size(); ++i) parts.push_back({sessions[i], max_window(), {n_drafts[i], 0}});
   commit_round(parts);
   std::vector<std::vector<Drawn>> out(sessions.size());
   for (LandedPart& landed : land()) {

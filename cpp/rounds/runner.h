@@ -44,28 +44,34 @@ struct DraftCounts {
   int proposed = 0, accepted = 0;
 };
 
-// The next tokens of a prompt. With `last`, the first token of its reply is drawn, and up to n_drafts drafts.
+// How many drafts a pass makes for the round after: copies of the sequence's own text where there are any,
+// else by the draft head.
+struct MostDrafts {
+  int head = 0, copied = 0;
+};
+
+// The next tokens of a prompt. With `last`, the first token of its reply is drawn, and drafts behind it.
 struct ChunkPart {
   SessionRef session;
   std::vector<int32_t> tokens;
   bool last = false;
-  int n_drafts = 0;
+  MostDrafts drafts = {};
 };
 
-// A sequence's part of a round: at most n_rows rows, its pending token and drafts; behind them up to n_drafts
-// drafts are made for the round after.
+// A sequence's part of a round: at most n_rows rows, its pending token and drafts.
 struct RoundPart {
   SessionRef session;
   int n_rows = 1;
-  int n_drafts = 0;
+  MostDrafts drafts = {};
 };
 
 // What a pass came to for one sequence.
 struct LandedPart {
   SessionRef session;
   std::vector<Drawn> tokens;
-  bool ended = false;  // a stop id, the end or NaN: it has no rounds any more
-  int proposed = 0, accepted = 0;
+  bool ended = false;                  // a stop id, the end or NaN: it has no rounds any more
+  int proposed = 0, accepted = 0;      // drafts that were verified and kept
+  bool copied = false;                 // they were copies
   bool short_of_pages = false;         // it took no part: there was no page for it
   std::exception_ptr error = nullptr;  // why it took no part, or failed; then only close() is allowed
 };

@@ -1,5 +1,5 @@
-// round_rows, verdict, draft_rows, keep_streams: what a round does between forwards, so that the host need
-// not see one land before it records the next. Source: docs/scheduling.md, a round.
+// round_rows, verdict, absorb_rows, draft_rows, keep_streams: what a round does between forwards, so that the
+// host need not see one land before it records the next. Source: docs/scheduling.md, a round.
 #include <algorithm>
 #include <cstring>
 
@@ -68,7 +68,8 @@ void move_on(ReplyState& reply, const Window& w, const int32_t* drawn, uint32_t 
   }
   reply.length = w.start + n;
   text[reply.length] = landed.tokens[n - 1];
-  reply.n_drafts = 0;
+  landed.copied = reply.copied;
+  reply.n_drafts = reply.copied = 0;
   reply.n_kept = w.is_window ? n : 0;
   if (w.is_window) reply.parity = 1 - reply.parity;
   reply.ended = ended;
@@ -81,10 +82,10 @@ void move_on(ReplyState& reply, const Window& w, const int32_t* drawn, uint32_t 
   landed.first_logits = w.first_logits;
 }
 
-// How many tokens the head drafts behind a window: none past the end of the reply, and none that are known.
-int32_t drafts_of(const ReplyState& reply, const Window& w, uint32_t n_steps) {
+// Most drafts behind a window: none past the end of the reply, and none where text is known.
+int32_t most_of(const ReplyState& reply, int32_t most) {
   if (reply.ended || reply.known > reply.length + 1) return 0;
-  return std::clamp(std::min(w.most_drafts, reply.end - reply.length - 2), 0, static_cast<int32_t>(n_steps));
+  return std::max(0, std::min(most, reply.end - reply.length - 2));
 }
 
 void verdict(const Task& t) {
@@ -97,6 +98,22 @@ void verdict(const Task& t) {
     if (w.n_rows) {
       move_on(*at<ReplyState>(w.reply), w, t.slot<const int32_t>(1) + w.first_logits, p.n_valid, landed[i]);
     }
+    t.slot<uint64_t>(3)[i] = w.reply;
+    t.slot<int32_t>(4)[i] = landed[i].n_tokens ? most_of(*at<const ReplyState>(w.reply), w.most_copied) : 0;
+  }
+  *t.slot<Counts>(5) = {{0, static_cast<int32_t>(p.n_windows), 0, 0}};
+}
+
+void absorb_rows(const Task& t) {
+  const auto& p = t.get<AbsorbRowsParams>();
+  const auto* windows = t.slot<const Window>(0);
+  auto* landed = t.slot<Landed>(1);
+  const auto* n_copied = t.slot<const int32_t>(2);
+  for (uint32_t i = 0; n_copied && i < p.n_windows; ++i) {
+    if (n_copied[i] == 0) continue;
+    auto& reply = *at<ReplyState>(windows[i].reply);
+    landed[i].n_drafts = reply.n_drafts = n_copied[i];
+    reply.copied = 1;
   }
   if (!p.n_steps) return;
 
@@ -111,8 +128,9 @@ void verdict(const Task& t) {
       const auto* text = at<const int32_t>(reply.text);
       const int32_t n = landed[i].n_tokens;
       if (n == 0 || !reply.has_head || landed[i].tokens[n - 1] < 0) continue;
-      if (drafts_of(reply, w, p.n_steps) != n_drafts) continue;
-      landed[i].n_drafts = n_drafts;
+      const int32_t most = reply.n_drafts ? 0 : most_of(reply, w.most_drafts);
+      if (std::min(most, static_cast<int32_t>(p.n_steps)) != n_drafts) continue;
+      landed[i].n_drafts += n_drafts;
       Sequence& s = t.slot<Sequence>(4)[n_sequences];
       s = {};
       s.page_table = reply.page_table;
@@ -180,6 +198,7 @@ void draft_rows(const Task& t) {
 constexpr KernelEntry kEntries[] = {
     {"round_rows", round_rows, 1},
     {"verdict", verdict, 1},
+    {"absorb_rows", absorb_rows, 1},
     {"keep_streams_bf16", keep_streams<bfloat16>, 1},
     {"keep_streams_f32", keep_streams<float>, 1},
     {"draft_rows", draft_rows, 1},

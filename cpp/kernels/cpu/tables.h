@@ -19,5 +19,6 @@ KernelList index_kernels();
 KernelList expert_kernels();
 KernelList row_kernels();
 KernelList round_kernels();
+KernelList copy_kernels();
 
 }  // namespace flashnext::cpu::FLASHNEXT_PATH
