@@ -37,20 +37,18 @@ class Counted:
     def __init__(self, core: Any) -> None:
         self._core = core
         self.widest = self.chunks_beside_rounds = 0
-        self._last = ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
-    def prompt(self, *args: Any) -> Any:
-        self.chunks_beside_rounds += self._last == "round"
-        self._last = "prompt"
-        return self._core.prompt(*args)
+    def step(self, chunk: Sequence[Any], round: Sequence[Any]) -> Any:
+        self.widest = max(self.widest, len(round))
+        self.chunks_beside_rounds += bool(chunk and round)
+        return self._core.step(chunk, round)
 
-    def round(self, sessions: Sequence[Any], n_drafts: Sequence[int]) -> Any:
+    def start(self, sessions: Sequence[Any]) -> Any:
         self.widest = max(self.widest, len(sessions))
-        self._last = "round"
-        return self._core.round(sessions, n_drafts)
+        return self._core.start(sessions)
 
 
 def counted(engine: Engine) -> Counted:
