@@ -131,7 +131,7 @@ class World:
             s.wanted = 0
             self._drew(s, again=False)
         else:
-            s.wanted = self.free + 1
+            s.wanted = max(1, pages(s.prompt + s.drawn + 1) - s.held)
 
     def _drew(self, s: Sequence, *, again: bool) -> None:
         if not again:

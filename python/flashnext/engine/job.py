@@ -53,7 +53,7 @@ class Job:
         looked: When that was.
         n_drawn: Tokens of the reply that this session has read or drawn; fewer than have been sent where it
             was preempted.
-        wanted: Pages that must be free for its next round, after one that came short.
+        short: Whether its last round or chunk came short of pages.
         resumed: Whether it has been preempted.
         protected: Whether it was preempted and has got nothing new since.
     """
@@ -77,7 +77,7 @@ class Job:
     seen: Prefix[Job] | None = None
     looked: int = -1
     n_drawn: int = 0
-    wanted: int = 0
+    short: bool = False
     resumed: bool = False
     protected: bool = False
     times: _Times = field(default_factory=_Times)
@@ -103,6 +103,13 @@ class Job:
         return len(self.feed) - self.n_read
 
     @property
+    def next_positions(self) -> int:
+        """Positions that it may come to by its next round, or by reading all that it reads."""
+        if self.unread:
+            return len(self.feed)
+        return len(self.prompt) + min(self.n_drawn + self.n_drafts, self.max_tokens)
+
+    @property
     def ended(self) -> bool:
         """Whether the last event or an error has been sent."""
         return self._ended
@@ -125,7 +132,7 @@ class Job:
         token is drawn again; else the whole reply is drawn again.
         """
         self.resumed = self.protected = True
-        self.session, self.n_read, self.wanted, self.prefix = None, 0, 0, None
+        self.session, self.n_read, self.short, self.prefix = None, 0, False, None
         self.n_drawn = max(0, len(self.token_ids) - 1) if prompt_equals_window else 0
         reply = np.array(self.token_ids[: self.n_drawn], np.int32)
         self.feed = np.concatenate([self.prompt, reply])

@@ -155,9 +155,12 @@ class Scheduler:
 
     def _as_running(self, job: Job, forks: Mapping[Job, int]) -> Running:
         held = job.session.n_pages if job.session else 0
-        missing, limit = job.wanted, None
+        missing, limit = 0, None
+        if job.short:
+            missing = max(1, self._core.pages(job.next_positions) - held)
+        elif job.unread:
+            missing = max(0, self._core.pages(len(job.feed)) - max(held, self._pages_of(job.prefix)))
         if job.unread:
-            missing = max(missing, self._core.pages(len(job.feed)) - max(held, self._pages_of(job.prefix)))
             limit = 0 if job.prefix else forks[job] - job.n_read if job in forks else None
         return Running(job.id, job.unread, limit, missing, held, job.background, job.protected)
 
@@ -250,7 +253,7 @@ class Scheduler:
         for session, (job, n) in parts.items():
             if session not in unread:
                 job.n_read += n
-                job.wanted = 0
+                job.short = False
         self._land(landed)
 
     def _go_on(self, round: Sequence[Job]) -> None:
@@ -326,14 +329,14 @@ class Scheduler:
             with self._contained(job):
                 self._take_tokens(job, one)
             if one.short:
-                job.wanted = self._core.free_pages() + 1
+                job.short = True
                 self._short, self._stale = bool(self._going), True
 
     def _take_tokens(self, job: Job, landed: Landed) -> None:
         for drawn in landed.tokens:
             was_protected = job.protected
             event = job.take(drawn, self.now_s())
-            job.wanted = 0
+            job.short = False
             self._stale |= was_protected != job.protected
             if event is None:
                 continue
