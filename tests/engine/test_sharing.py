@@ -305,6 +305,18 @@ def test_a_fork_that_fails_hurts_nobody_else(error: Exception) -> None:
     assert balanced(core)
 
 
+def test_one_that_waited_for_a_fork_that_failed_forks_the_same_reader() -> None:
+    core, scheduler = make(max_chunk=64, least_shared=PAGE)
+    clients = [add(scheduler, prompt(30), max_tokens=3) for _ in range(3)]
+    fail_once(core, "fork", MemoryError("no memory"))
+    run(scheduler)
+    check(clients[0], 3)
+    with pytest.raises(MemoryError):
+        clients[1].events()
+    check(clients[2], 3)
+    assert core.n_forks == 1
+
+
 # --- failures
 
 

@@ -102,14 +102,13 @@ class Scheduler:
         if self._going and not self._stale and self._core.free_pages() <= self._free_pages:
             self._land_rounds(self._device(self._going, self._core.take))
             return
-        forks = [job for job in self._running if _can_fork(job)]
         if self._going and (
-            forks or self._short
-        ):  # without a stop, who came short would be left out for good
+            self._short or self._next_fork()
+        ):  # who came short is left out until another start
             self._stop()
             return
-        for job in forks:  # the senior ones first: a fork may be forked in turn
-            self._fork(job)
+        while fork := self._next_fork():
+            self._fork(fork)
         step = self._decide()
         if self._going and not step.admit and (step.preempt is not None or step.chunk or not step.round):
             self._stop()  # and decide again by what has landed
@@ -212,6 +211,10 @@ class Scheduler:
         self._changed()
         for job in admitted:
             job.prefix = self._prefix(job)
+
+    def _next_fork(self) -> Job | None:
+        """Find one whose wait is over: its reader has read what both share, or, it cannot be helped, more."""
+        return next((j for j in self._running if j.prefix and j.prefix.reader.n_read >= j.prefix.n), None)
 
     def _fork(self, job: Job) -> None:
         """Fork a job off its reader, which has read what both share."""
@@ -385,11 +388,6 @@ class Scheduler:
 
 def _rank(job: Job) -> tuple[bool, int]:
     return job.rank
-
-
-def _can_fork(job: Job) -> bool:
-    """Whether the wait is over: the reader has read what both share, or, it cannot be helped, more."""
-    return job.prefix is not None and job.prefix.reader.n_read >= job.prefix.n
 
 
 def _smoothed(before: float, now: float) -> float:
