@@ -312,3 +312,29 @@ def test_an_idle_thread_sleeps(start: Start) -> None:
     before = time.process_time()
     time.sleep(0.3)
     assert time.process_time() - before < 0.1
+
+
+def test_an_idle_core_is_asked_until_it_has_no_use_for_more(start: Start) -> None:
+    core, thread = start()
+    assert submit(thread, [1]).text() == "Hello world"
+    core.most_idle = core.n_idle + 5
+    assert submit(thread, [1]).text() == "Hello world"
+    most = time.monotonic() + 20
+    while core.n_idle < core.most_idle and time.monotonic() < most:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    assert core.n_idle == core.most_idle
+
+
+def test_counts_tell_what_waits_and_runs(start: Start) -> None:
+    core, thread = start(max_running=2)
+    gate = threading.Event()
+    core.before = lambda what, detail: gate.wait(20)
+    clients = [submit(thread, [n]) for n in range(1, 6)]
+    most = time.monotonic() + 20
+    while (thread.counts.waiting, thread.counts.running) != (3, 2):
+        assert time.monotonic() < most, thread.counts
+        time.sleep(0.01)
+    gate.set()
+    for client in clients:
+        client.events()

@@ -43,6 +43,8 @@ class Run:
     rng: random.Random
     clients: list[Client] = field(default_factory=list)
     cancelled: set[int] = field(default_factory=set)
+    drawn: dict[int, int] = field(default_factory=dict)
+    still: Counter[int] = field(default_factory=Counter)
     n_failures: int = 0
 
     def arrive(self) -> None:
@@ -74,6 +76,17 @@ class Run:
         if self.rng.random() < {"open": 0.02, "fork": 0.05, "begin": 0.01}.get(what, 0.005):
             self.n_failures += 1
             raise DeviceError("planted")
+
+    def nobody_stands_still(self) -> None:
+        """Who could draw, draws: unless pages are short, or all wait for a prompt to be read."""
+        scheduler = self.scheduler
+        running = [scheduler._as_running(job, {}) for job in scheduler._running]
+        enough = sum(r.missing for r in running) <= self.core.free_pages()
+        for job in scheduler._running:
+            same = enough and not job.unread and self.drawn.get(job.id) == job.n_drawn
+            self.still[job.id] = self.still[job.id] + 1 if same else 0
+            self.drawn[job.id] = job.n_drawn
+            assert self.still[job.id] < 10
 
     def check(self) -> Counter[str]:
         """Check every reply; returns how they ended."""
@@ -121,6 +134,7 @@ def play(seed: int, n_pages: int, max_running: int, *, equal: bool, failures: bo
         elif run.clients and chance > 0.98:
             run.cancel()
         run.scheduler.step()
+        run.nobody_stands_still()
         steps += 1
         assert steps < 30_000, "this goes on for ever"
     assert core.open_sessions == []

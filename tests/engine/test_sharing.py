@@ -10,7 +10,7 @@ from flashnext.engine.events import Drafts
 from flashnext.engine.scheduler import Scheduler
 from flashnext.errors import DeviceError, OutOfMemory, OutOfPages
 from support.fake_core import PAGE, FakeCore, FakeSession
-from support.jobs import END, Client, add, run
+from support.jobs import Client, add, run
 
 
 def counting(prompt: list[int]) -> list[int]:
@@ -99,6 +99,7 @@ def test_the_youngest_is_preempted_and_goes_on_with_the_same_tokens(equal: bool,
     assert balanced(core)
     assert not clients[0].job.resumed  # the oldest ran to its end
     assert clients[2].job.resumed
+    assert scheduler.counts.preempted >= 1
 
 
 @pytest.mark.parametrize("equal", [True, False])
@@ -129,10 +130,13 @@ def test_a_token_that_is_not_drawn_again_fails_its_reply_alone() -> None:
 def test_one_that_was_preempted_keeps_its_place_in_the_queue() -> None:
     _, scheduler = make(n_pages=12)
     clients = [add(scheduler, prompt(8, first), max_tokens=30) for first in (11, 12, 13)]
+    until(scheduler, lambda: clients[2].job.n_drawn > 2)
+    late = add(scheduler, prompt(70, 14), max_tokens=2)
     until(scheduler, lambda: clients[2].job.resumed)
-    late = add(scheduler, prompt(40, 14), max_tokens=2)
-    until(scheduler, lambda: late.job.session)
-    assert clients[2].job.session or clients[2].job.ended
+    assert scheduler._waiting == [clients[2].job, late.job]
+    run(scheduler)
+    check(clients[2], 30)
+    check(late, 2)
 
 
 def test_a_reply_that_pages_run_out_for_ends_with_the_numbers() -> None:
@@ -145,6 +149,44 @@ def test_a_reply_that_pages_run_out_for_ends_with_the_numbers() -> None:
     with pytest.raises(OutOfMemory, match="more than the 4 free of 4 pages"):
         too_long.events()
     assert balanced(core)
+
+
+def test_pages_that_come_free_after_rounds_in_flight_are_given_to_who_waits() -> None:
+    core, scheduler = make(n_pages=12)
+    core.in_flight = 2
+    stays, leaves = (add(scheduler, prompt(8, first), max_tokens=60) for first in (11, 12))
+    until(scheduler, lambda: leaves.job.n_drawn > 1)
+    waits = add(scheduler, prompt(50, 13), max_tokens=2)
+    for _ in range(3):
+        scheduler.step()
+    assert waits.job.times.admitted is None
+    scheduler.cancel(leaves.job)
+    until(scheduler, lambda: waits.job.ended)
+    assert stays.job.n_drawn < 20
+    run(scheduler)
+    check(stays, 60)
+    check(waits, 2)
+
+
+@pytest.mark.parametrize("when", ["reading", "drawing"])
+def test_one_that_comes_short_for_a_moment_misses_nothing(when: str) -> None:
+    core, scheduler = make()
+    clients = [add(scheduler, prompt(30, first), max_tokens=most) for first, most in ((11, 60), (12, 20))]
+    short = clients[1].job
+    until(scheduler, lambda: short.n_read if when == "reading" else short.n_drawn > 2)
+
+    def once(session: FakeSession) -> Exception | None:
+        if session is not short.session:
+            return None
+        core.fault = lambda session: None
+        return OutOfPages("for a moment")
+
+    core.fault = once
+    until(scheduler, lambda: short.ended)
+    assert len(clients[0].job.token_ids) < 40  # they went on together
+    run(scheduler)
+    check(clients[0], 60)
+    check(clients[1], 20)
 
 
 # --- priorities
@@ -170,6 +212,35 @@ def test_a_running_background_request_makes_room_and_goes_on_after() -> None:
     run(scheduler)
     check(background, 20)
     check(normal, 20)
+
+
+def test_a_background_request_that_came_back_gets_one_token_before_it_makes_room_again() -> None:
+    _, scheduler = make(max_running=1)
+    background = add(scheduler, prompt(3, 11), max_tokens=60, background=True)
+    until(scheduler, lambda: background.job.n_drawn > 4)
+    for i in range(4):
+        drawn = len(background.job.token_ids)
+        normal = add(scheduler, prompt(3, 20 + i), max_tokens=2)
+        until(scheduler, lambda job=normal.job: job.ended)
+        until(scheduler, lambda: background.job.session)
+        if i > 0:
+            assert drawn < len(background.job.token_ids) <= drawn + 4
+    run(scheduler)
+    check(background, 60)
+
+
+def test_no_more_background_requests_make_room_than_have_to() -> None:
+    core, scheduler = make(n_pages=15)
+    core.in_flight = 2
+    background = [add(scheduler, prompt(8, first), max_tokens=40, background=True) for first in (11, 12, 13)]
+    until(scheduler, lambda: core.free_pages() < 4)
+    normal = add(scheduler, prompt(20, 14), max_tokens=2)
+    until(scheduler, lambda: normal.job.session)
+    assert scheduler.counts.preempted == 1
+    run(scheduler)
+    for client in background:
+        check(client, 40)
+    check(normal, 2)
 
 
 def test_background_requests_are_preempted_first() -> None:
@@ -220,6 +291,20 @@ def test_many_prompts_with_one_prefix_need_the_pages_of_one() -> None:
         check(client, 2)
     assert core.n_forks == 5
     assert not core.resumed
+
+
+def test_who_waits_for_a_prefix_leaves_its_pages_to_others() -> None:
+    core, scheduler = make(n_pages=30, least_shared=PAGE)
+    clients = []
+    for i in range(3):
+        clients.append(add(scheduler, [*prompt(160), 300 + i], max_tokens=2))
+        for _ in range(4):
+            scheduler.step()
+    assert scheduler.counts.running == 3
+    run(scheduler)
+    for client in clients:
+        check(client, 2)
+    assert core.n_forks == 2
 
 
 def test_a_shorter_prefix_than_pays_is_read_again() -> None:
@@ -409,6 +494,7 @@ def test_a_reply_tells_its_drafts_and_where_its_time_went() -> None:
     assert last.timings.prompt_ms == last.timings.first_token_ms == pytest.approx(20)
     assert last.timings.decode_ms == pytest.approx(8)
     assert last.timings.token_ms == pytest.approx(1)
+    assert last.timings.largest_gap_ms == pytest.approx(2)
     waited = second.events()[-1]
     assert waited.drafts == Drafts(0, 0)
     assert waited.timings is not None and waited.timings.queued_ms == pytest.approx(28)
@@ -423,4 +509,14 @@ def test_a_request_that_never_ran_has_no_times() -> None:
     assert timings is not None
     assert {timings.queued_ms, timings.prompt_ms, timings.first_token_ms, timings.token_ms} == {None}
     assert core.chunks == []
-    assert END not in client.job.token_ids
+
+
+def test_a_request_that_is_cancelled_before_the_scheduler_has_it_never_runs() -> None:
+    core, scheduler = make()
+    client = Client(prompt(8))
+    scheduler.cancel(client.job)
+    scheduler.step()
+    scheduler.add(client.job)
+    run(scheduler)
+    assert client.events()[-1].finish_reason == "cancelled"
+    assert core.chunks == []

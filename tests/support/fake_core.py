@@ -102,12 +102,14 @@ class FakeCore:
 
     Attributes:
         before: Called ahead of everything with its name and a detail; may raise, as the device would.
-        fault: Of a session in a step or a round: what fails of it alone.
+        fault: Of a session in a step or a round: what fails of it alone;
+            OutOfPages where it comes short.
         accepted: Drafts that each round keeps.
         in_flight: Rounds that are begun before the one in front has landed.
         slips: Added to the token of that number in a reply, once.
         chunks: The tokens of each part read, alone or together in `passes`.
         rounds: How many sequences each had.
+        most_idle: How often there is use for a moment in which there is nothing to do.
         resumed: The known tokens of each reply that was begun with some.
     """
 
@@ -116,6 +118,7 @@ class FakeCore:
     prompt_equals_window = True
     accepted = 0
     in_flight = 1
+    most_idle = 0
 
     def __init__(
         self,
@@ -136,7 +139,8 @@ class FakeCore:
         self.rounds: list[int] = []
         self.resumed: list[tuple[int, ...]] = []
         self.n_taken = self.n_forks = self.n_shorts = self.n_idle = 0
-        self._going: list[FakeSession] = []
+        self._going: list[FakeSession] = []  # those that were started and have not come short
+        self._started: set[FakeSession] = set()
         self._queue: deque[list[FakeLanded]] = deque()  # rounds in flight
         self._woken = threading.Event()
 
@@ -198,7 +202,8 @@ class FakeCore:
     def start(self, sessions: Sequence[Any]) -> None:
         assert sessions
         assert all(s.reply and not s.closed for s in sessions)
-        self._going = list(sessions)
+        if set(sessions) != self._started:
+            self._going, self._started = list(sessions), set(sessions)
 
     def take(self) -> list[FakeLanded]:
         if self._woken.is_set():
@@ -207,10 +212,11 @@ class FakeCore:
         while self._going and len(self._queue) <= self.in_flight:
             if not self._begin_round([s for s in self._going if not s.closed]):
                 break
+        assert self._queue, "nothing will ever land"
         return self._land()
 
     def stop(self) -> list[FakeLanded]:
-        self._going = []
+        self._going, self._started = [], set()
         landed = []
         while self._queue:
             landed += self._land()
@@ -221,7 +227,7 @@ class FakeCore:
 
     def idle(self) -> bool:
         self.n_idle += 1
-        return False
+        return self.n_idle < self.most_idle
 
     def _read(self, part: ChunkPart) -> FakeLanded:
         session = part.session
@@ -230,6 +236,8 @@ class FakeCore:
         tokens = part.tokens.tolist()
         assert part.tokens.dtype == np.int32 and tokens
         error = self.fault(session)
+        if isinstance(error, OutOfPages):
+            return FakeLanded(session, short=True)
         if error:
             session.broken = True
             return FakeLanded(session, error=error)
@@ -269,6 +277,8 @@ class FakeCore:
         assert options is not None and session.reply
         session.in_flight += 1
         error = self.fault(session)
+        if isinstance(error, OutOfPages):
+            return FakeLanded(session, short=True)
         if error:
             session.broken = session.ended = True
             return FakeLanded(session, error=error)
@@ -311,7 +321,7 @@ class FakeCore:
             self._queue.clear()
             for session in [*sessions, *self._going]:
                 session.broken = True
-            self._going = []
+            self._going, self._started = [], set()
             raise
 
     def _check_usable(self, session: FakeSession) -> None:

@@ -27,6 +27,7 @@ from flashnext.engine.defaults import (
     ROUND_ROWS,
 )
 from flashnext.engine.errors import EngineClosed
+from flashnext.engine.events import Counts
 from flashnext.engine.job import Deliver, Job
 from flashnext.engine.load import MAX_WINDOW, Loaded, load_model
 from flashnext.engine.loaded_core import LoadedCore
@@ -54,7 +55,7 @@ class Engine:
     """A checkpoint on a device, and the thread that answers with it.
 
     Its methods may be called from any thread, and the async ones from any event loop. Requests are
-    admitted first come first served and answered together. It belongs to the process that made it: after a
+    admitted by priority and arrival, and answered together. It belongs to the process that made it: after a
     fork the child has to make its own.
 
         with Engine(path) as engine:
@@ -164,6 +165,11 @@ class Engine:
     def failure(self) -> Exception | None:
         """Why the engine's thread died; None while it has not."""
         return self._thread.failure
+
+    @property
+    def counts(self) -> Counts:
+        """What the engine is doing, and has done since it was made."""
+        return self._thread.counts
 
     def generate(
         self,

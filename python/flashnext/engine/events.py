@@ -59,6 +59,7 @@ class Timings:
         first_token_ms: From its arrival until its first token.
         decode_ms: From the first token to the last one.
         token_ms: The same, for each token after the first. Time that it was preempted counts.
+        largest_gap_ms: The longest that it stood still between two tokens.
     """
 
     queued_ms: float | None = None
@@ -66,6 +67,26 @@ class Timings:
     first_token_ms: float | None = None
     decode_ms: float | None = None
     token_ms: float | None = None
+    largest_gap_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What an engine is doing, and has done since it was made.
+
+    Attributes:
+        waiting: Requests that have not been admitted, preempted ones included.
+        running: Admitted ones.
+        free_pages: Pages that nobody has.
+        preempted: How often a sequence gave its pages back to go on later.
+        forked: How often a sequence went on from another's prompt.
+    """
+
+    waiting: int
+    running: int
+    free_pages: int
+    preempted: int
+    forked: int
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,15 @@ class _Times:
     admitted: float | None = None
     first: float | None = None
     last: float | None = None
+    largest_gap: float | None = None
+
+    def token(self, now_s: float) -> None:
+        """Take note of a token."""
+        if self.first is None or self.last is None:
+            self.first = now_s
+        else:
+            self.largest_gap = max(self.largest_gap or 0.0, now_s - self.last)
+        self.last = now_s
 
 
 @dataclass(eq=False)
@@ -173,8 +182,7 @@ class Job:
             return None
         self.protected = False
         self.token_ids.append(token)
-        self.times.first = now_s if self.times.first is None else self.times.first
-        self.times.last = now_s
+        self.times.token(now_s)
         logprobs = (TokenLogprob(token, drawn.logprob, tuple(drawn.top)),) if self.logprobs else None
         if token in self.stop_ids:
             return self._last("stop", (token,), self.text.finish(cut=False), logprobs)
@@ -226,6 +234,7 @@ class Job:
             first_token_ms=_ms(times.arrived, times.first),
             decode_ms=decode_ms,
             token_ms=decode_ms / (n - 1) if decode_ms is not None and n > 1 else None,
+            largest_gap_ms=None if times.largest_gap is None else times.largest_gap * 1e3,
         )
 
 

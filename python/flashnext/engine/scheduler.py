@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 
 from flashnext.engine.core import ChunkPart, Core, Landed, Session
 from flashnext.engine.defaults import GAP_MS
+from flashnext.engine.events import Counts
 from flashnext.engine.job import Job
 from flashnext.engine.policy import Costs, Limits, Running, Step, Waiting, next_step
 from flashnext.engine.prefixes import Prefix, find_prefix
@@ -20,7 +21,7 @@ LOOK_AHEAD = 256
 
 
 class Scheduler:
-    """Jobs that wait and run. One thread uses it, save for `cancel`, `wake` and `now_s`.
+    """Jobs that wait and run. One thread uses it, save for `cancel`, `wake`, `counts` and `now_s`.
 
     Rounds go on by themselves while no prompt is read (`Core.start`, `take`); while one is, each step is a
     chunk and a round. Sessions are made, forked and preempted with nothing in flight.
@@ -55,12 +56,23 @@ class Scheduler:
         self._short = False  # whether one of them came short of pages
         self._stale = True  # whether something has changed since the last decision
         self._free_pages = 0  # at the last decision
-        self._n_arrived = self._n_changes = 0
+        self._n_arrived = self._n_changes = self._n_preempted = self._n_forked = 0
 
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
         return not (self._waiting or self._running or self._going)
+
+    @property
+    def counts(self) -> Counts:
+        """What is going on; from any thread."""
+        return Counts(
+            waiting=len(self._waiting),
+            running=len(self._running),
+            free_pages=self._core.free_pages(),
+            preempted=self._n_preempted,
+            forked=self._n_forked,
+        )
 
     def add(self, job: Job) -> None:
         """Put a job at the end of the queue of its kind."""
@@ -110,7 +122,7 @@ class Scheduler:
         while fork := self._next_fork():
             self._fork(fork)
         step = self._decide()
-        if self._going and not step.admit and (step.preempt is not None or step.chunk or not step.round):
+        if self._going and not step.admit and (step.chunk or not step.round):
             self._stop()  # and decide again by what has landed
             return
         jobs = {job.id: job for job in self._running}
@@ -194,6 +206,7 @@ class Scheduler:
         self._drop(job)
         job.rewind(self._core.prompt_equals_window)
         insort(self._waiting, job, key=_rank)
+        self._n_preempted += 1
 
     def _admit(self, ids: Sequence[int]) -> None:
         admitted = [job for job in self._waiting if job.id in ids]
@@ -225,6 +238,7 @@ class Scheduler:
         with self._contained(job), suppress(OutOfPages):  # without a page for the copy, too
             self._give_session(job, self._core.fork(prefix.reader.session))
             job.n_read = prefix.n
+            self._n_forked += 1
             if not job.resumed:
                 job.n_cached = prefix.n
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 from flashnext.engine.errors import EngineClosed, EngineFailed
+from flashnext.engine.events import Counts
 from flashnext.engine.job import Job
 from flashnext.engine.scheduler import Scheduler
 
@@ -31,6 +33,13 @@ class EngineThread:
     def failure(self) -> EngineFailed | None:
         """Why the thread died, None while it has not."""
         return self._failure
+
+    @property
+    def counts(self) -> Counts:
+        """What is going on."""
+        with self._changed:
+            counts = self._scheduler.counts
+            return replace(counts, waiting=counts.waiting + len(self._inbox))
 
     def submit(self, job: Job) -> None:
         """Hand in a job.
