@@ -114,9 +114,8 @@ class Scheduler:
         if self._going and not self._stale and self._core.free_pages() <= self._free_pages:
             self._land_rounds(self._device(self._going, self._core.take))
             return
-        if self._going and (
-            self._short or self._next_fork()
-        ):  # who came short is left out until another start
+        # Sessions are forked with nothing in flight, and who came short is left out until another start.
+        if self._going and (self._short or self._next_fork()):
             self._stop()
             return
         while fork := self._next_fork():
