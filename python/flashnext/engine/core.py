@@ -162,7 +162,7 @@ class Core(Protocol):
     def begin(self, session: Session, options: ReplyOptions) -> None:
         """Say how the reply is drawn, before the chunk that reads the last token of the prompt."""
 
-    def step(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> list[Landed]:
+    def step(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> Sequence[Landed]:
         """Read a chunk and run a round, and wait for both; one of the two may be empty.
 
         Rounds that go on by themselves end first; what they landed comes first. Every part of the chunk has
@@ -175,10 +175,10 @@ class Core(Protocol):
         Sessions that ended take no part.
         """
 
-    def take(self) -> list[Landed]:
+    def take(self) -> Sequence[Landed]:
         """Wait until something has landed, or no round can follow, or somebody called `wake`."""
 
-    def stop(self) -> list[Landed]:
+    def stop(self) -> Sequence[Landed]:
         """Begin no more rounds, and wait for those in flight."""
 
     def wake(self) -> None:
