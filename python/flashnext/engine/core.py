@@ -127,8 +127,8 @@ class Core(Protocol):
     """What the engine's thread asks of a model.
 
     One thread calls it, save for `wake`; calls that wait release the GIL. A failure of the device is an
-    exception out of `step`, `start`, `take` or `stop`: all sessions of the step, or all that were started, are
-    lost and can only be closed, the others go on, and no rounds are running after it.
+    exception out of `step`, `start`, `take` or `stop`: all sessions of the step, or all that were started,
+    are lost and can only be closed, the others go on, and no rounds are running after it.
 
     Attributes:
         max_chunk: Prompt tokens of a pass, of all prompts together.
