@@ -10,5 +10,6 @@ namespace flashnext {
 void bind_errors(nanobind::module_& m);
 // Adds the submodule `testing`.
 void bind_testing(nanobind::module_& m);
+void bind_testing_rounds(nanobind::module_& testing);
 
 }  // namespace flashnext

@@ -2,6 +2,7 @@
 
 from flashnext.contract.families import (
     attention,
+    copies,
     delta,
     experts,
     hyper,
@@ -16,6 +17,7 @@ from flashnext.contract.families import (
 
 __all__ = [
     "attention",
+    "copies",
     "delta",
     "experts",
     "hyper",
