@@ -16,10 +16,11 @@
 #endif
 
 #include "base/error.h"
+#include "base/exact_math.h"
 #include "bindings/errors.h"
+#include "bindings/testing.h"
 #include "device/device.h"
 #include "metal/params.h"
-#include "rounds/exact_math.h"
 #include "rounds/sampler.h"
 
 namespace nb = nanobind;
@@ -218,6 +219,28 @@ std::map<std::string, Layout> params_layout() {
       {"CopyRowsParams",
        {sizeof(CopyRowsParams), {FIELD(CopyRowsParams, width), FIELD(CopyRowsParams, count)}}},
       {"DraftRowsParams", {sizeof(DraftRowsParams), {FIELD(DraftRowsParams, count)}}},
+      {"ReplyState",
+       {sizeof(ReplyState),
+        {FIELD(ReplyState, page_table), FIELD(ReplyState, state),      FIELD(ReplyState, unsettled),
+         FIELD(ReplyState, text),       FIELD(ReplyState, counts),     FIELD(ReplyState, bias),
+         FIELD(ReplyState, stops),      FIELD(ReplyState, seed),       FIELD(ReplyState, temperature),
+         FIELD(ReplyState, top_p),      FIELD(ReplyState, min_p),      FIELD(ReplyState, presence),
+         FIELD(ReplyState, frequency),  FIELD(ReplyState, repetition), FIELD(ReplyState, top_k),
+         FIELD(ReplyState, n_bias),     FIELD(ReplyState, n_stops),    FIELD(ReplyState, n_logprobs),
+         FIELD(ReplyState, end),        FIELD(ReplyState, known),      FIELD(ReplyState, length),
+         FIELD(ReplyState, parity),     FIELD(ReplyState, n_kept),     FIELD(ReplyState, n_drafts),
+         FIELD(ReplyState, ended)}}},
+      {"BiasEntry", {sizeof(BiasEntry), {FIELD(BiasEntry, id), FIELD(BiasEntry, value)}}},
+      {"DrawRow",
+       {sizeof(DrawRow), {FIELD(DrawRow, reply), FIELD(DrawRow, position), FIELD(DrawRow, n_counted)}}},
+      {"DrawParams",
+       {sizeof(DrawParams),
+        {FIELD(DrawParams, vocab), FIELD(DrawParams, n_valid), FIELD(DrawParams, count)}}},
+      {"BlockMax",
+       {sizeof(BlockMax),
+        {FIELD(BlockMax, value), FIELD(BlockMax, logit), FIELD(BlockMax, numbers),
+         FIELD(BlockMax, changed)}}},
+      {"BlockPart", {sizeof(BlockPart), {FIELD(BlockPart, value), FIELD(BlockPart, id)}}},
       {"ArgmaxParams", {sizeof(ArgmaxParams), {FIELD(ArgmaxParams, vocab), FIELD(ArgmaxParams, n_valid)}}},
   };
 }
@@ -265,6 +288,7 @@ void bind_testing(nb::module_& parent) {
   m.def("choice_seed", &choice_seed, "seed"_a, "choice"_a);
   m.def("exact_exp", &exact_exp, "x"_a);
   m.def("exact_log", &exact_log, "x"_a);
+  bind_testing_sampler(m);
 }
 
 }  // namespace flashnext

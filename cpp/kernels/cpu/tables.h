@@ -18,5 +18,7 @@ KernelList attention_kernels();
 KernelList index_kernels();
 KernelList expert_kernels();
 KernelList row_kernels();
+KernelList draw_kernels();
+KernelList logprob_kernels();
 
 }  // namespace flashnext::cpu::FLASHNEXT_PATH

@@ -1,0 +1,323 @@
+// draw_max, draw_blocks, draw_pick: the tokens of a pass, as `draw` of rounds/sampler.h draws them.
+//
+//   distance  = (value - largest) / temperature, 0 for the largest; weight = e^distance
+//   drawn     = the kept id whose distance + noise is largest; noise is a function of (seed, position, id)
+//
+// Noise costs a hash and two logarithms, so it is computed only for ids that can still win: those for which
+// 1 - u <= e^(distance - best so far), since noise(u) >= t means -log u <= e^-t, and 1 - u <= -log u.
+#include "kernels/cpu/sampler.h"
+#include "kernels/cpu/tables.h"
+
+namespace flashnext::cpu::FLASHNEXT_PATH {
+namespace {
+
+// Room for rounding in what excludes an id: noise is within 1e-4 of its formula.
+constexpr float kRoom = 1.001f;
+constexpr float kMaxNoise = 16.7f;  // -log(-log(1 - 2^-24)) is 16.64
+
+// A row's distances.
+struct Scale {
+  float max, temperature;
+
+  F operator()(F x) const { return drop_equal(x, set1(max), (x - set1(max)) / set1(temperature)); }
+  float operator()(float x) const { return x == max ? 0.0f : (x - max) / temperature; }
+};
+
+// The best of the noisy distances so far.
+struct Winner {
+  uint64_t key;
+  float value = negative_infinity();
+  int32_t id = -1;
+  float reach = std::bit_cast<float>(0x7f800000u);  // e^-value and some room
+
+  void set(float v, int32_t i) {
+    value = v;
+    id = i;
+    reach = exp(-v) * kRoom;
+  }
+  void consider(float distance, int32_t i) {
+    const float noisy = distance + noise(key, i);
+    if (noisy > value || (noisy == value && i < id)) set(noisy, i);
+  }
+};
+
+// 1 - u of the noise of kLanes ids.
+inline F rarity(uint64_t key, uint32_t id) {
+  int32_t k[kLanes];
+  for (int i = 0; i < kLanes; ++i) {
+    k[i] = static_cast<int32_t>(~splitmix64(key ^ (id + static_cast<uint32_t>(i))) >> 41);
+  }
+  float x[kLanes];
+  for (int i = 0; i < kLanes; ++i) x[i] = (static_cast<float>(k[i]) + 0.5f) * 0x1p-23f;
+  return load(x);
+}
+
+BlockMax max_of(const BlockValues& v) {
+  F best[4];
+  for (F& b : best) b = set1(negative_infinity());
+  uint32_t n_nan = 0;
+  const auto take = [&](F x, F& b) {
+    const uint32_t numbers = ge_bits(x, x);
+    if (numbers != kAllLanes) n_nan += static_cast<uint32_t>(__builtin_popcount(~numbers & kAllLanes));
+    b = max(x, b);
+  };
+  const uint32_t n = v.padded();
+  uint32_t i = 0;
+  for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+    for (uint32_t k = 0; k < 4; ++k) take(load(v.x + i + k * kLanes), best[k]);
+  }
+  for (; i < n; i += kLanes) take(load(v.x + i), best[0]);
+  float lanes[kLanes];
+  store(lanes, max(max(best[0], best[1]), max(best[2], best[3])));
+  float most = lanes[0];
+  for (const float x : lanes) most = x > most ? x : most;
+  return {most, most, static_cast<int32_t>(n - n_nan), 0};
+}
+
+void draw_max(const Task& t) {
+  const auto& p = t.get<DrawParams>();
+  if (int32_t(t.y) >= t.slot<const Counts>(0)->n[p.count]) return;
+  const DrawnRow r = drawn_row(t, t.y);
+  auto* room = reinterpret_cast<float*>(t.scratch);
+  BlockMax* out = t.slot<BlockMax>(3) + size_t{t.y} * r.n_blocks;
+  for (uint32_t b = t.x * kTileBlocks; b < (t.x + 1) * kTileBlocks && b < r.n_blocks; ++b) {
+    out[b] = max_of(block_logits(r, b, room));
+    if (!r.has_rules()) continue;
+    const BlockValues v = copied_logits(r, b, room);
+    if (!apply_rules(r, v.first, v.n, room)) continue;
+    out[b].value = max_of(v).value;
+    out[b].changed = 1;
+  }
+}
+
+// What decides how a row is drawn.
+struct Plan {
+  RowMax best;
+  Scale scale;
+  bool draws;  // has numbers and a temperature
+  bool cuts_k, cuts_p;
+};
+
+Plan plan_of(const DrawnRow& r, const BlockMax* maxima) {
+  const ReplyState& s = *r.rules;
+  const RowMax best = row_max(maxima, r.n_blocks, false);
+  return {best,
+          {best.max, s.temperature},
+          best.numbers > 0 && s.temperature != 0,
+          s.top_k > 0 && static_cast<uint32_t>(s.top_k) < best.numbers,
+          s.top_p < 1};
+}
+
+int32_t best_id(const DrawnRow& r, const BlockMax* maxima, const RowMax& best, float* room) {
+  return first_of(block_values(r, best.block, maxima[best.block].changed, room), best.max);
+}
+
+// The smallest distance that can have a weight of at least min_p.
+float least_distance(float min_p) {
+  return min_p < 0x1p-120f ? negative_infinity() : exact_log(min_p) - 0.01f;
+}
+bool keeps(float distance, float min_p) {
+  return !(min_p > 0) || (distance == 0 ? 1.0f : exact_exp(distance)) >= min_p;
+}
+
+// The best noisy distance of a block, if it is not below `start`.
+BlockPart noisy_best(const BlockValues& v, const Scale& scale, const ReplyState& s, const Winner& start) {
+  Winner best = start;
+  best.id = -1;
+  const float least = least_distance(s.min_p);
+  for (uint32_t i = 0; i < v.padded(); i += kLanes) {
+    const F distance = scale(load(v.x + i));
+    const float floor = best.value - kMaxNoise;
+    if (!ge_bits(distance, set1(floor > least ? floor : least))) continue;
+    // e^-reach and room: NaN is never in reach.
+    uint32_t bits = ge_bits(exp(distance - set1(best.value)) * set1(kRoom), rarity(best.key, v.first + i)) &
+                    ge_bits(distance, distance);
+    for (; bits; bits &= bits - 1) {
+      const auto lane = static_cast<uint32_t>(__builtin_ctz(bits));
+      const auto id = static_cast<int32_t>(v.first + i + lane);
+      const float d = scale(v.x[i + lane]), noisy = d + noise(best.key, id);
+      // Ids ascend, so that an equal one loses, but to the row's start.
+      if ((noisy > best.value || (noisy == best.value && best.id < 0)) && keeps(d, s.min_p)) {
+        best.value = noisy;
+        best.id = id;
+      }
+    }
+  }
+  return best.id < 0 ? BlockPart{0, -1} : BlockPart{best.value, best.id};
+}
+
+void draw_blocks(const Task& t) {
+  const auto& p = t.get<DrawParams>();
+  if (int32_t(t.y) >= t.slot<const Counts>(0)->n[p.count]) return;
+  const DrawnRow r = drawn_row(t, t.y);
+  const BlockMax* maxima = t.slot<const BlockMax>(3) + size_t{t.y} * r.n_blocks;
+  BlockPart* out = t.slot<BlockPart>(4) + size_t{t.y} * r.n_blocks;
+  const uint32_t first = t.x * kTileBlocks, rest = r.n_blocks - first;
+  const uint32_t n = rest < kTileBlocks ? rest : kTileBlocks;
+  for (uint32_t b = first; b < first + n; ++b) out[b] = {0, -1};
+  const Plan plan = plan_of(r, maxima);
+  if (!plan.draws || plan.cuts_k) return;
+  auto* room = reinterpret_cast<float*>(t.scratch);
+  if (plan.cuts_p) {
+    float* terms = room + kBlock;
+    for (uint32_t b = 0; b < n; ++b, terms += kBlock) {
+      const bool any = maxima[first + b].numbers && plan.scale(maxima[first + b].value) >= -87.0f;
+      const BlockValues v = any ? block_values(r, first + b, maxima[first + b].changed, room) : BlockValues{};
+      for (uint32_t i = 0; i < v.padded(); i += kLanes)
+        store(terms + i, exact_exp(plan.scale(load(v.x + i))));
+      std::memset(terms + v.padded(), 0, (kBlock - v.padded()) * sizeof *terms);
+    }
+    float sums[kTileBlocks];
+    sum_blocks(room + kBlock, n, sums);
+    for (uint32_t b = 0; b < n; ++b) out[first + b].value = sums[b];
+    return;
+  }
+  // The row's largest value with its noise is what the others have to reach.
+  Winner start = {noise_key(r.rules->seed, r.position)};
+  start.consider(0, best_id(r, maxima, plan.best, room));
+  for (uint32_t b = first; b < first + n; ++b) {
+    if (!maxima[b].numbers || !(plan.scale(maxima[b].value) >= start.value - kMaxNoise)) continue;
+    out[b] = noisy_best(block_values(r, b, maxima[b].changed, room), plan.scale, *r.rules, start);
+  }
+}
+
+// Adds all ids of a distance of at least `floor`.
+void gather(const DrawnRow& r, const BlockMax* maxima, const Scale& scale, float floor, Descending& to,
+            float* room) {
+  to.clear();
+  for (uint32_t b = 0; b < r.n_blocks; ++b) {
+    if (!maxima[b].numbers || !(scale(maxima[b].value) >= floor)) continue;
+    const BlockValues v = block_values(r, b, maxima[b].changed, room);
+    for (uint32_t i = 0; i < v.padded(); i += kLanes) {
+      const F distance = scale(load(v.x + i));
+      uint32_t bits = ge_bits(distance, set1(floor));
+      if (!bits) continue;
+      float d[kLanes];
+      store(d, distance);
+      for (; bits; bits &= bits - 1) {
+        const int lane = __builtin_ctz(bits);
+        to.add(d[lane], static_cast<int32_t>(v.first + i + static_cast<uint32_t>(lane)));
+      }
+    }
+  }
+  to.start();
+}
+
+// Weights of the sorted candidates from `begin`, a chunk of at most `n`, padded by zeros.
+constexpr uint32_t kChunk = 256;
+void weigh(const Descending& c, uint32_t begin, uint32_t n, float* weights) {
+  for (uint32_t i = 0; i < n; ++i) weights[i] = c.value(begin + i);
+  for (uint32_t i = n; i % kLanes; ++i) weights[i] = negative_infinity();
+  for (uint32_t i = 0; i < n; i += kLanes) store(weights + i, exact_exp(load(weights + i)));
+}
+
+// Walks the sorted candidates up to `limit` or until their weights reach `goal`, and draws from those; false
+// where candidates ran out before.
+bool walk(Descending& c, uint32_t limit, float goal, float min_p, Winner& best, float* weights) {
+  float sum = 0;
+  for (uint32_t done = 0; done < limit;) {
+    if (done > 0 && !(sum < goal)) return true;
+    uint32_t sorted = c.sort_to(done + 1);
+    if (sorted <= done) return false;
+    sorted = sorted < limit ? sorted : limit;
+    const uint32_t n = sorted - done < kChunk ? sorted - done : kChunk;
+    weigh(c, done, n, weights);
+    for (uint32_t i = 0; i < n; ++i) {
+      if (done + i > 0 && !(sum < goal)) return true;
+      const float weight = weights[i];
+      sum += weight;
+      if (min_p > 0 && !(weight >= min_p)) continue;
+      const int32_t id = c.id(done + i);
+      const uint64_t h = splitmix64(best.key ^ static_cast<uint64_t>(static_cast<uint32_t>(id)));
+      const float rare = (static_cast<float>(static_cast<int32_t>(~h >> 41)) + 0.5f) * 0x1p-23f;
+      if (rare <= weight * best.reach) best.consider(c.value(done + i), id);
+    }
+    done += n;
+  }
+  return true;
+}
+
+// The distance that at least n ids reach: a block whose largest reaches it has one.
+float reached_by(uint32_t n, const DrawnRow& r, const BlockMax* maxima, const Scale& scale, Descending& c) {
+  c.clear();
+  for (uint32_t b = 0; b < r.n_blocks; ++b) {
+    if (maxima[b].numbers) c.add(scale(maxima[b].value), static_cast<int32_t>(b));
+  }
+  if (c.size() < n) return negative_infinity();
+  c.start();
+  c.sort_to(n);
+  return c.value(n - 1);
+}
+
+int32_t pick_sorted(const DrawnRow& r, const BlockMax* maxima, const BlockPart* parts, const Plan& plan,
+                    std::byte* scratch) {
+  const ReplyState& s = *r.rules;
+  Descending c(scratch);
+  auto* room = reinterpret_cast<float*>(c.end());
+  float* weights = room + kBlock;
+  Winner best = {noise_key(s.seed, r.position)};
+  float goal = std::bit_cast<float>(0x7f800000u);
+  if (plan.cuts_k) {
+    const auto k = static_cast<uint32_t>(s.top_k);
+    gather(r, maxima, plan.scale, reached_by(k, r, maxima, plan.scale, c), c, room);
+    if (plan.cuts_p) {
+      c.sort_to(k);
+      float total = 0;
+      for (uint32_t i = 0; i < k; i += kChunk) {
+        const uint32_t n = k - i < kChunk ? k - i : kChunk;
+        weigh(c, i, n, weights);
+        for (uint32_t j = 0; j < n; ++j) total += weights[j];
+      }
+      goal = s.top_p * total;
+    }
+    walk(c, k, goal, s.min_p, best, weights);
+    return best.id;
+  }
+  float total = 0;
+  for (uint32_t b = 0; b < r.n_blocks; ++b) total += parts[b].value;
+  goal = s.top_p * total;
+  // Whatever lies below this distance weighs less than half of what may be left out. Rounded sums can want
+  // more, and then all ids are taken.
+  const float floor = exact_log((1 - s.top_p) * total * 0.5f / static_cast<float>(plan.best.numbers));
+  gather(r, maxima, plan.scale, floor, c, room);
+  if (!walk(c, plan.best.numbers, goal, s.min_p, best, weights)) {
+    gather(r, maxima, plan.scale, negative_infinity(), c, room);
+    walk(c, plan.best.numbers, goal, s.min_p, best, weights);
+  }
+  return best.id;
+}
+
+void draw_pick(const Task& t) {
+  const auto& p = t.get<DrawParams>();
+  if (int32_t(t.x) >= t.slot<const Counts>(0)->n[p.count]) return;
+  const DrawnRow r = drawn_row(t, t.x);
+  const BlockMax* maxima = t.slot<const BlockMax>(3) + size_t{t.x} * r.n_blocks;
+  const BlockPart* parts = t.slot<const BlockPart>(4) + size_t{t.x} * r.n_blocks;
+  int32_t* out = t.slot<int32_t>(5) + t.x;
+  const Plan plan = plan_of(r, maxima);
+  if (!plan.best.numbers) {
+    *out = -1;
+  } else if (!plan.draws) {
+    *out = best_id(r, maxima, plan.best, reinterpret_cast<float*>(t.scratch));
+  } else if (plan.cuts_k || plan.cuts_p) {
+    *out = pick_sorted(r, maxima, parts, plan, t.scratch);
+  } else {
+    BlockPart best = {0, -1};
+    for (uint32_t b = 0; b < r.n_blocks; ++b) {
+      if (parts[b].id >= 0 && (best.id < 0 || parts[b].value > best.value)) best = parts[b];
+    }
+    *out = best.id;
+  }
+}
+
+constexpr KernelEntry kEntries[] = {
+    {"draw_max", draw_max, kTileBlocks * kBlock},
+    {"draw_blocks", draw_blocks, kTileBlocks * kBlock},
+    {"draw_pick", draw_pick, 1},
+};
+
+}  // namespace
+
+KernelList draw_kernels() { return {kEntries, sizeof kEntries / sizeof *kEntries}; }
+
+}  // namespace flashnext::cpu::FLASHNEXT_PATH

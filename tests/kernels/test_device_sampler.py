@@ -1,0 +1,174 @@
+"""The device's sampler against the reference sampler, token for token and bit for bit, on every instruction
+path."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from flashnext import _core as core
+from support.engine import PATHS
+
+Float32 = npt.NDArray[np.float32]
+BLOCK = 1024
+MAX_TOP = 20
+VOCAB = 248_320
+
+
+@cache
+def device(path: str) -> core.Device:
+    return core.open_device("cpu", 2, path)
+
+
+each_path = pytest.mark.parametrize("path", PATHS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row to draw: its logits, its rules, and the tokens that are known of its reply."""
+
+    logits: Float32
+    rules: dict[str, Any] = field(default_factory=dict)
+    position: int = 0
+    prompt: list[int] = field(default_factory=list)
+    reply: list[int] = field(default_factory=list)
+    uncounted: list[int] = field(default_factory=list)
+
+    def expected(self, n_valid: int) -> int:
+        if np.isnan(self.logits[:n_valid]).all():
+            return -1
+        return core.testing.draw(
+            self.logits,
+            n_valid,
+            core.Sampling(**self.rules),
+            self.position,
+            prompt=self.prompt,
+            reply=self.reply + self.uncounted,
+        )
+
+
+def on_device(path: str, rows: list[Row], n_valid: int) -> list[tuple[int, float, list[tuple[int, float]], int]]:
+    given = [(core.Sampling(**r.rules), r.position, r.prompt, r.reply, r.uncounted) for r in rows]
+    return core.testing.draw_rows(device(path), np.stack([r.logits for r in rows]), n_valid, given)
+
+
+def same_bits(found: float, expected: float) -> bool:
+    a, b = np.float32(found), np.float32(expected)
+    return bool(np.isnan(a) and np.isnan(b)) or a.tobytes() == b.tobytes()
+
+
+def check(path: str, rows: list[Row], n_valid: int, note: str) -> None:
+    """Draws, log-probabilities and hashes of all rows equal the reference's."""
+    for i, (row, (token, chosen, top, digest)) in enumerate(
+        zip(rows, on_device(path, rows, n_valid), strict=True)
+    ):
+        where = f"{note}, row {i} of {len(rows)}, {n_valid} ids, {row.rules}"
+        assert token == row.expected(n_valid), where
+        n_top = row.rules.get("logprobs", -1)
+        if n_top < 0 or token < 0:
+            assert np.isnan(chosen) and top == [], where
+        else:
+            value, listed = core.testing.logprobs(row.logits, n_valid, token, min(n_top, MAX_TOP))
+            assert same_bits(chosen, value), where
+            assert [t for t, _ in top] == [t for t, _ in listed], where
+            assert all(same_bits(x, y) for (_, x), (_, y) in zip(top, listed, strict=True)), where
+        assert digest == hash_of(row.logits[:n_valid]), where
+
+
+def hash_of(logits: Float32) -> int:
+    """The sum over ids of SplitMix64(id * 2^32 + bits of the logit), modulo 2^64."""
+    x = np.arange(len(logits), dtype=np.uint64) << np.uint64(32) | logits.view(np.uint32).astype(np.uint64)
+    x += np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return int((x ^ (x >> np.uint64(31))).sum(dtype=np.uint64))
+
+
+def random_logits(rng: np.random.Generator, vocab: int) -> Float32:
+    """Logits of many kinds: peaked, flat, tied, with infinities and NaN."""
+    logits = (rng.standard_normal(vocab) * rng.choice([1e-3, 0.5, 3, 12, 200])).astype(np.float32)
+    kind = int(rng.integers(0, 12))
+    some = rng.integers(0, vocab, max(1, vocab // int(rng.choice([2, 10, 100]))))
+    if kind == 0:
+        logits = np.round(logits)
+    elif kind == 1:
+        logits[some] = np.nan
+    elif kind == 2:
+        logits[some] = -np.inf
+    elif kind == 3:
+        logits[some[:2]] = np.inf
+    elif kind == 4:
+        logits[:] = rng.choice([0.0, -0.0, 7.5, -np.inf, np.inf, np.nan])
+    elif kind == 5:
+        logits = np.sort(logits)[:: int(rng.choice([-1, 1]))].copy()
+    elif kind == 6:
+        logits = rng.choice(np.array([0.0, -0.0, 1.0], np.float32), vocab)
+    elif kind == 7:
+        logits[:] = np.nan
+        logits[some[:3]] = rng.choice(np.array([-np.inf, 1.0, -0.0, np.inf], np.float32), len(some[:3]))
+    elif kind == 8:
+        with np.errstate(over="ignore"):
+            logits *= np.float32(1e36)  # differences may not be finite
+    return logits
+
+
+def random_rules(rng: np.random.Generator, n_valid: int) -> dict[str, Any]:
+    """Rules of any sort, each of them in force about half of the time."""
+
+    def sometimes(other: Any, *values: Any) -> Any:
+        return values[int(rng.integers(len(values)))] if rng.random() < 0.5 else other
+
+    ids = rng.integers(0, n_valid, int(rng.integers(1, 6)))
+    return {
+        "temperature": float(
+            rng.choice([0.0, 0.0, 1.0, 1.0, rng.uniform(0.2, 2), rng.uniform(2, 50), 1e-3, 1e-30, 1e-45, 1e30])
+        ),
+        "top_k": int(sometimes(0, 1, 2, 20, rng.integers(1, 2 * n_valid + 2), n_valid, n_valid + 1)),
+        "top_p": float(sometimes(1.0, 0.95, rng.uniform(0.01, 1), 1e-6, 1 - 2**-24, 0.5)),
+        "min_p": float(sometimes(0.0, rng.uniform(0, 0.3), 1.0, 0.05, 1e-6, 1e-40)),
+        "seed": int(rng.integers(0, 2**63)),
+        "presence": float(sometimes(0.0, rng.uniform(-2, 2), 1e30)),
+        "frequency": float(sometimes(0.0, rng.uniform(-2, 2), -1e30)),
+        "repetition": float(sometimes(1.0, rng.uniform(0.5, 2), 1e30, 1e-30)),
+        "bias": sometimes({}, {int(i): float(rng.uniform(-9, 9)) for i in ids}),
+        "logprobs": int(sometimes(-1, 0, 1, 5, 20)),
+    }
+
+
+def random_row(rng: np.random.Generator, vocab: int, n_valid: int) -> Row:
+    def tokens(most: int) -> list[int]:
+        # Few distinct ones, so that they repeat; and some among the likeliest.
+        pool = rng.integers(0, n_valid, 5)
+        return [int(t) for t in rng.choice(pool, int(rng.integers(0, most)))]
+
+    logits = random_logits(rng, vocab)
+    reply, uncounted = tokens(30), tokens(16)
+    if rng.random() < 0.5:
+        likely = int(np.nan_to_num(logits[:n_valid], nan=-np.inf).argmax())
+        (reply if rng.random() < 0.5 else uncounted).append(likely)
+    return Row(
+        logits,
+        random_rules(rng, n_valid),
+        int(rng.integers(len(uncounted), 2**31 - 1)),
+        tokens(30),
+        reply,
+        uncounted,
+    )
+
+
+SIZES = (1, 2, 7, 8, 9, 31, 300, 1000, 1023, 1024, 1025, 2500, 8191, 8192, 8193, 20_000)
+
+
+@each_path
+@pytest.mark.parametrize("seed", range(150))
+def test_any_rows_equal_the_reference(path: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    vocab = int(rng.choice(SIZES[:12] if seed % 10 else SIZES[12:]))
+    n_valid = max(1, vocab - int(rng.choice([0, 0, 1, 5, vocab // 3])))
+    n_rows = int(rng.choice([1, 2, 5, 33, 64] if seed % 10 else [3, 6]))
+    rows = [random_row(rng, vocab, n_valid) for _ in range(n_rows)]
+    check(path, rows, n_valid, f"seed {seed}")
