@@ -320,13 +320,13 @@ struct BlockMax {
 };
 
 // draw_blocks: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 parts out BlockPart[L, B]. Grid
-// (ceil(n_valid / tile), L). Per block, of rows whose temperature is not 0 and whose top_k does not cut:
-// where top_p is below 1 the sum of e^distance by ascending id; else the largest distance plus noise and its
-// id, of the ids that min_p keeps, if it is not below that of the row's largest value. Everything else is 0
-// and id -1.
+// (ceil(n_valid / tile), L). Of rows whose temperature is not 0 and whose top_k does not cut; else 0 and id
+// -1.
 struct BlockPart {
-  float value;
-  int32_t id;
+  float sum;    // of e^distance by ascending id where top_p is below 1, else 0
+  float value;  // the largest distance plus noise of the ids that min_p keeps, if it is not below that of
+                // the row's largest value; else 0
+  int32_t id;   // its id, the lower one of equals; else -1
 };
 
 // draw_pick: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 parts in, 5 out int32[L]: the token, -1

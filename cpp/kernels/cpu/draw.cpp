@@ -4,7 +4,8 @@
 //   drawn     = the kept id whose distance + noise is largest; noise is a function of (seed, position, id)
 //
 // Noise costs a hash and two logarithms, so it is computed only for ids that can still win: those for which
-// 1 - u <= e^(distance - best so far), since noise(u) >= t means -log u <= e^-t, and 1 - u <= -log u.
+// 1 - u <= e^(distance - best so far), since noise(u) >= t means -log u <= e^-t, and 1 - u <= -log u. Of a
+// block the distance of its largest value will do, so that all but a few ids cost a hash and a comparison.
 #include "kernels/cpu/sampler.h"
 #include "kernels/cpu/tables.h"
 
@@ -41,17 +42,6 @@ struct Winner {
   }
 };
 
-// 1 - u of the noise of kLanes ids.
-inline F rarity(uint64_t key, uint32_t id) {
-  int32_t k[kLanes];
-  for (int i = 0; i < kLanes; ++i) {
-    k[i] = static_cast<int32_t>(~splitmix64(key ^ (id + static_cast<uint32_t>(i))) >> 41);
-  }
-  float x[kLanes];
-  for (int i = 0; i < kLanes; ++i) x[i] = (static_cast<float>(k[i]) + 0.5f) * 0x1p-23f;
-  return load(x);
-}
-
 BlockMax max_of(const BlockValues& v) {
   F best[4];
   for (F& b : best) b = set1(negative_infinity());
@@ -71,6 +61,7 @@ BlockMax max_of(const BlockValues& v) {
   store(lanes, max(max(best[0], best[1]), max(best[2], best[3])));
   float most = lanes[0];
   for (const float x : lanes) most = x > most ? x : most;
+  most += 0.0f;  // -0 is 0, whichever came first
   return {most, most, static_cast<int32_t>(n - n_nan), 0};
 }
 
@@ -120,18 +111,34 @@ bool keeps(float distance, float min_p) {
   return !(min_p > 0) || (distance == 0 ? 1.0f : exact_exp(distance)) >= min_p;
 }
 
-// The best noisy distance of a block, if it is not below `start`.
-BlockPart noisy_best(const BlockValues& v, const Scale& scale, const ReplyState& s, const Winner& start) {
+// Below the value returned every value is at a smaller distance than `distance`.
+float value_floor(const Scale& scale, float distance) {
+  const float floor = scale.max + (distance - 0.01f) * scale.temperature;
+  const float rounded = floor - ::fabsf(floor) * 0x1p-21f;
+  return rounded - rounded == 0 ? rounded : negative_infinity();
+}
+
+// The best noisy distance of a block whose largest value is `largest`, if it is not below `start`.
+void noisy_best(const BlockValues& v, float largest, const Scale& scale, const ReplyState& s,
+                const Winner& start, BlockPart& out) {
   Winner best = start;
   best.id = -1;
   const float least = least_distance(s.min_p);
+  float floor = 0, reach = 0;  // what a value, and its noise's rarity, have to come to at least
+  const auto rise = [&] {
+    const float needed = best.value - kMaxNoise;
+    floor = value_floor(scale, needed > least ? needed : least);
+    reach = exp(scale(largest) - best.value) * kRoom;
+  };
+  rise();
   for (uint32_t i = 0; i < v.padded(); i += kLanes) {
-    const F distance = scale(load(v.x + i));
-    const float floor = best.value - kMaxNoise;
-    if (!ge_bits(distance, set1(floor > least ? floor : least))) continue;
-    // e^-reach and room: NaN is never in reach.
-    uint32_t bits = ge_bits(exp(distance - set1(best.value)) * set1(kRoom), rarity(best.key, v.first + i)) &
-                    ge_bits(distance, distance);
+    const F x = load(v.x + i);
+    uint32_t bits = ge_bits(x, set1(floor));
+    if (!bits) continue;
+    const F rare = rarity(best.key, v.first + i);
+    bits &= ge_bits(set1(reach), rare);
+    if (!bits) continue;
+    bits &= ge_bits(exp(scale(x) - set1(best.value)) * set1(kRoom), rare);
     for (; bits; bits &= bits - 1) {
       const auto lane = static_cast<uint32_t>(__builtin_ctz(bits));
       const auto id = static_cast<int32_t>(v.first + i + lane);
@@ -140,10 +147,29 @@ BlockPart noisy_best(const BlockValues& v, const Scale& scale, const ReplyState&
       if ((noisy > best.value || (noisy == best.value && best.id < 0)) && keeps(d, s.min_p)) {
         best.value = noisy;
         best.id = id;
+        rise();
       }
     }
   }
-  return best.id < 0 ? BlockPart{0, -1} : BlockPart{best.value, best.id};
+  if (best.id < 0) return;
+  out.value = best.value;
+  out.id = best.id;
+}
+
+// Sums of e^distance of the blocks first .. first + n - 1.
+void sum_weights(const DrawnRow& r, const BlockMax* maxima, const Scale& scale, uint32_t first, uint32_t n,
+                 float* room, BlockPart* out) {
+  float* terms = room + kBlock;
+  for (uint32_t b = 0; b < n; ++b, terms += kBlock) {
+    const BlockMax& m = maxima[first + b];
+    const bool any = m.numbers && scale(m.value) >= -87.0f;
+    const BlockValues v = any ? block_values(r, first + b, m.changed, room) : BlockValues{};
+    for (uint32_t i = 0; i < v.padded(); i += kLanes) store(terms + i, exact_exp(scale(load(v.x + i))));
+    std::memset(terms + v.padded(), 0, (kBlock - v.padded()) * sizeof *terms);
+  }
+  float sums[kTileBlocks];
+  sum_blocks(room + kBlock, n, sums);
+  for (uint32_t b = 0; b < n; ++b) out[first + b].sum = sums[b];
 }
 
 void draw_blocks(const Task& t) {
@@ -154,30 +180,18 @@ void draw_blocks(const Task& t) {
   BlockPart* out = t.slot<BlockPart>(4) + size_t{t.y} * r.n_blocks;
   const uint32_t first = t.x * kTileBlocks, rest = r.n_blocks - first;
   const uint32_t n = rest < kTileBlocks ? rest : kTileBlocks;
-  for (uint32_t b = first; b < first + n; ++b) out[b] = {0, -1};
+  for (uint32_t b = first; b < first + n; ++b) out[b] = {0, 0, -1};
   const Plan plan = plan_of(r, maxima);
   if (!plan.draws || plan.cuts_k) return;
   auto* room = reinterpret_cast<float*>(t.scratch);
-  if (plan.cuts_p) {
-    float* terms = room + kBlock;
-    for (uint32_t b = 0; b < n; ++b, terms += kBlock) {
-      const bool any = maxima[first + b].numbers && plan.scale(maxima[first + b].value) >= -87.0f;
-      const BlockValues v = any ? block_values(r, first + b, maxima[first + b].changed, room) : BlockValues{};
-      for (uint32_t i = 0; i < v.padded(); i += kLanes)
-        store(terms + i, exact_exp(plan.scale(load(v.x + i))));
-      std::memset(terms + v.padded(), 0, (kBlock - v.padded()) * sizeof *terms);
-    }
-    float sums[kTileBlocks];
-    sum_blocks(room + kBlock, n, sums);
-    for (uint32_t b = 0; b < n; ++b) out[first + b].value = sums[b];
-    return;
-  }
+  if (plan.cuts_p) sum_weights(r, maxima, plan.scale, first, n, room, out);
   // The row's largest value with its noise is what the others have to reach.
   Winner start = {noise_key(r.rules->seed, r.position)};
   start.consider(0, best_id(r, maxima, plan.best, room));
   for (uint32_t b = first; b < first + n; ++b) {
     if (!maxima[b].numbers || !(plan.scale(maxima[b].value) >= start.value - kMaxNoise)) continue;
-    out[b] = noisy_best(block_values(r, b, maxima[b].changed, room), plan.scale, *r.rules, start);
+    noisy_best(block_values(r, b, maxima[b].changed, room), maxima[b].value, plan.scale, *r.rules, start,
+               out[b]);
   }
 }
 
@@ -249,6 +263,57 @@ float reached_by(uint32_t n, const DrawnRow& r, const BlockMax* maxima, const Sc
   return c.value(n - 1);
 }
 
+BlockPart best_part(const BlockPart* parts, uint32_t n_blocks) {
+  BlockPart best = {0, 0, -1};
+  for (uint32_t b = 0; b < n_blocks; ++b) {
+    if (parts[b].id >= 0 && (best.id < 0 || parts[b].value > best.value)) best = parts[b];
+  }
+  return best;
+}
+
+float value_of(const DrawnRow& r, const BlockMax* maxima, int32_t id, float* room) {
+  const auto i = static_cast<uint32_t>(id);
+  const BlockValues v = block_values(r, i / kBlock, maxima[i / kBlock].changed, room);
+  return v.x[i - v.first];
+}
+
+enum Side { kBelow, kOpen, kAbove };
+
+// On which side of `goal` the weights before a candidate sum up to, added in sorted order: below, at or
+// above, or open, where that hangs on how they are rounded. No order is needed for it: a sum of n terms of
+// one sign is within n * 2^-24 of the exact one (and a little more), in whatever order.
+Side compare_before(const DrawnRow& r, const BlockMax* maxima, const Scale& scale, float distance, int32_t id,
+                    float goal, float* room) {
+  double sum = 0, n = 0;
+  for (uint32_t b = 0; b < r.n_blocks; ++b) {
+    if (!maxima[b].numbers || !(scale(maxima[b].value) >= distance)) continue;
+    const BlockValues v = block_values(r, b, maxima[b].changed, room);
+    F part = zero();
+    for (uint32_t i = 0; i < v.padded(); i += kLanes) {
+      const F d = scale(load(v.x + i));
+      uint32_t bits = ge_bits(d, set1(distance));
+      if (!bits) continue;
+      const uint32_t equal = ge_bits(set1(distance), d) & bits;
+      if (equal) {  // those before the candidate come first, it and those behind it not at all
+        float lanes[kLanes];
+        const int64_t ahead = int64_t{id} - (v.first + i);
+        bits &= ~equal | (ahead <= 0 ? 0 : ahead < kLanes ? (1u << ahead) - 1 : kAllLanes);
+        store(lanes, exact_exp(d));
+        for (int k = 0; k < kLanes; ++k) lanes[k] = bits >> k & 1 ? lanes[k] : 0;
+        part = part + load(lanes);
+      } else {
+        part = part + keep_ge(d, set1(distance), exact_exp(d));
+      }
+      n += __builtin_popcount(bits);
+    }
+    sum += reduce_add(part);
+  }
+  if (n == 0) return kBelow;  // the first is always kept
+  const double room_for_rounding = 2.1 * n * 0x1p-24;
+  if (sum * (1 + room_for_rounding) < goal) return kBelow;
+  return sum * (1 - room_for_rounding) >= goal ? kAbove : kOpen;
+}
+
 int32_t pick_sorted(const DrawnRow& r, const BlockMax* maxima, const BlockPart* parts, const Plan& plan,
                     std::byte* scratch) {
   const ReplyState& s = *r.rules;
@@ -274,11 +339,18 @@ int32_t pick_sorted(const DrawnRow& r, const BlockMax* maxima, const BlockPart* 
     return best.id;
   }
   float total = 0;
-  for (uint32_t b = 0; b < r.n_blocks; ++b) total += parts[b].value;
+  for (uint32_t b = 0; b < r.n_blocks; ++b) total += parts[b].sum;
   goal = s.top_p * total;
   // Whatever lies below this distance weighs less than half of what may be left out. Rounded sums can want
   // more, and then all ids are taken.
-  const float floor = exact_log((1 - s.top_p) * total * 0.5f / static_cast<float>(plan.best.numbers));
+  float floor = exact_log((1 - s.top_p) * total * 0.5f / static_cast<float>(plan.best.numbers));
+  const BlockPart winner = best_part(parts, r.n_blocks);
+  const float distance = plan.scale(value_of(r, maxima, winner.id, room));
+  switch (compare_before(r, maxima, plan.scale, distance, winner.id, goal, room)) {
+    case kBelow: return winner.id;
+    case kAbove: floor = distance > floor ? distance : floor; break;
+    case kOpen: break;
+  }
   gather(r, maxima, plan.scale, floor, c, room);
   if (!walk(c, plan.best.numbers, goal, s.min_p, best, weights)) {
     gather(r, maxima, plan.scale, negative_infinity(), c, room);
@@ -302,11 +374,7 @@ void draw_pick(const Task& t) {
   } else if (plan.cuts_k || plan.cuts_p) {
     *out = pick_sorted(r, maxima, parts, plan, t.scratch);
   } else {
-    BlockPart best = {0, -1};
-    for (uint32_t b = 0; b < r.n_blocks; ++b) {
-      if (parts[b].id >= 0 && (best.id < 0 || parts[b].value > best.value)) best = parts[b];
-    }
-    *out = best.id;
+    *out = best_part(parts, r.n_blocks).id;
   }
 }
 

@@ -16,10 +16,48 @@ constexpr uint32_t kTileBlocks =
 
 #if defined(__AVX2__)
 inline F exact_fma(F a, F b, F c) { return fma(a, b, c); }
+
+// The low halves of 64-bit products.
+inline __m256i multiply(__m256i a, uint64_t b) {
+  const __m256i low = _mm256_set1_epi64x(static_cast<int64_t>(b));
+  const __m256i high = _mm256_set1_epi64x(static_cast<int64_t>(b >> 32));
+  const __m256i cross =
+      _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(a, 32), low), _mm256_mul_epu32(a, high));
+  return _mm256_add_epi64(_mm256_mul_epu32(a, low), _mm256_slli_epi64(cross, 32));
+}
+// splitmix64 of four values, its upper 23 bits inverted.
+inline __m256i inverted_hash(__m256i x) {
+  x = _mm256_add_epi64(x, _mm256_set1_epi64x(static_cast<int64_t>(0x9e3779b97f4a7c15u)));
+  x = multiply(_mm256_xor_si256(x, _mm256_srli_epi64(x, 30)), 0xbf58476d1ce4e5b9u);
+  x = multiply(_mm256_xor_si256(x, _mm256_srli_epi64(x, 27)), 0x94d049bb133111ebu);
+  x = _mm256_xor_si256(x, _mm256_srli_epi64(x, 31));
+  return _mm256_srli_epi64(_mm256_xor_si256(x, _mm256_set1_epi64x(-1)), 41);
+}
+// 1 - u of the noise of ids id .. id + kLanes - 1.
+inline F rarity(uint64_t key, uint32_t id) {
+  const __m256i k = _mm256_set1_epi64x(static_cast<int64_t>(key));
+  const __m256i ids = _mm256_add_epi64(_mm256_set1_epi64x(id), _mm256_setr_epi64x(0, 1, 2, 3));
+  const __m256i a = inverted_hash(_mm256_xor_si256(k, ids));
+  const __m256i b = inverted_hash(_mm256_xor_si256(k, _mm256_add_epi64(ids, _mm256_set1_epi64x(4))));
+  const __m256i mixed = _mm256_castps_si256(_mm256_shuffle_ps(_mm256_castsi256_ps(a), _mm256_castsi256_ps(b),
+                                                              0x88));  // low halves: a a b b a a b b
+  const F n = {_mm256_cvtepi32_ps(_mm256_permute4x64_epi64(mixed, 0xd8))};
+  return (n + set1(0.5f)) * set1(0x1p-23f);
+}
 #else
 inline F exact_fma(F a, F b, F c) {  // rounds once, unlike this path's fma
   F r;
   for (int i = 0; i < kLanes; ++i) r.v[i] = ::fmaf(a.v[i], b.v[i], c.v[i]);
+  return r;
+}
+
+// 1 - u of the noise of ids id .. id + kLanes - 1.
+inline F rarity(uint64_t key, uint32_t id) {
+  F r;
+  for (int i = 0; i < kLanes; ++i) {
+    const uint64_t h = ~splitmix64(key ^ (id + static_cast<uint32_t>(i))) >> 41;
+    r.v[i] = (static_cast<float>(static_cast<int32_t>(h)) + 0.5f) * 0x1p-23f;
+  }
   return r;
 }
 #endif
