@@ -240,7 +240,8 @@ std::map<std::string, Layout> params_layout() {
        {sizeof(BlockMax),
         {FIELD(BlockMax, value), FIELD(BlockMax, logit), FIELD(BlockMax, numbers),
          FIELD(BlockMax, changed)}}},
-      {"BlockPart", {sizeof(BlockPart), {FIELD(BlockPart, value), FIELD(BlockPart, id)}}},
+      {"BlockPart",
+       {sizeof(BlockPart), {FIELD(BlockPart, sum), FIELD(BlockPart, value), FIELD(BlockPart, id)}}},
       {"ArgmaxParams", {sizeof(ArgmaxParams), {FIELD(ArgmaxParams, vocab), FIELD(ArgmaxParams, n_valid)}}},
   };
 }

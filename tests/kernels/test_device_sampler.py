@@ -51,7 +51,9 @@ class Row:
         )
 
 
-def on_device(path: str, rows: list[Row], n_valid: int) -> list[tuple[int, float, list[tuple[int, float]], int]]:
+def on_device(
+    path: str, rows: list[Row], n_valid: int
+) -> list[tuple[int, float, list[tuple[int, float]], int]]:
     given = [(core.Sampling(**r.rules), r.position, r.prompt, r.reply, r.uncounted) for r in rows]
     return core.testing.draw_rows(device(path), np.stack([r.logits for r in rows]), n_valid, given)
 
@@ -90,7 +92,7 @@ def hash_of(logits: Float32) -> int:
 
 def random_logits(rng: np.random.Generator, vocab: int) -> Float32:
     """Logits of many kinds: peaked, flat, tied, with infinities and NaN."""
-    logits = (rng.standard_normal(vocab) * rng.choice([1e-3, 0.5, 3, 12, 200])).astype(np.float32)
+    logits: Float32 = (rng.standard_normal(vocab) * rng.choice([1e-3, 0.5, 3, 12, 200])).astype(np.float32)
     kind = int(rng.integers(0, 12))
     some = rng.integers(0, vocab, max(1, vocab // int(rng.choice([2, 10, 100]))))
     if kind == 0:
@@ -125,7 +127,9 @@ def random_rules(rng: np.random.Generator, n_valid: int) -> dict[str, Any]:
     ids = rng.integers(0, n_valid, int(rng.integers(1, 6)))
     return {
         "temperature": float(
-            rng.choice([0.0, 0.0, 1.0, 1.0, rng.uniform(0.2, 2), rng.uniform(2, 50), 1e-3, 1e-30, 1e-45, 1e30])
+            rng.choice(
+                [0.0, 0.0, 1.0, 1.0, rng.uniform(0.2, 2), rng.uniform(2, 50), 1e-3, 1e-30, 1e-45, 1e30]
+            )
         ),
         "top_k": int(sometimes(0, 1, 2, 20, rng.integers(1, 2 * n_valid + 2), n_valid, n_valid + 1)),
         "top_p": float(sometimes(1.0, 0.95, rng.uniform(0.01, 1), 1e-6, 1 - 2**-24, 0.5)),
@@ -172,3 +176,98 @@ def test_any_rows_equal_the_reference(path: str, seed: int) -> None:
     n_rows = int(rng.choice([1, 2, 5, 33, 64] if seed % 10 else [3, 6]))
     rows = [random_row(rng, vocab, n_valid) for _ in range(n_rows)]
     check(path, rows, n_valid, f"seed {seed}")
+
+
+@each_path
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_of_the_real_vocabulary_equal_the_reference(path: str, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n_valid = VOCAB - 243
+    logits = (rng.standard_normal(VOCAB) * (1, 2.2, 3, 9)[seed]).astype(np.float32)
+    some = rng.integers(0, n_valid, 400).tolist()
+    rules: tuple[dict[str, Any], ...] = (
+        {"temperature": 0, "logprobs": 20},
+        {"temperature": 1.0},
+        {"temperature": 0.7, "top_k": 20, "top_p": 0.95},
+        {"top_k": 1000},
+        {"top_p": 0.95, "logprobs": 5},
+        {"top_p": 0.5},
+        {"top_p": 1 - 2**-20},
+        {"min_p": 0.05, "bias": {n_valid - 1: 4.0}},
+        {"temperature": 1.3, "presence": 0.5, "frequency": 0.2, "repetition": 1.1, "top_p": 0.9},
+    )
+    rows = [
+        Row(logits, {**r, "seed": int(rng.integers(0, 2**63))}, 5000, some[:200], some[100:], some[:7])
+        for r in rules
+    ]
+    check(path, rows, n_valid, f"seed {seed}")
+
+
+@each_path
+def test_greedy_and_sampled_rows_share_a_call(path: str) -> None:
+    rng = np.random.default_rng(5)
+    rows = [
+        Row((rng.standard_normal(3000) * 3).astype(np.float32), {"temperature": float(i % 2), "seed": i}, i)
+        for i in range(64)
+    ]
+    check(path, rows, 3000, "alternating")
+    tokens = [token for token, *_ in on_device(path, rows, 3000)]
+    best = [int(row.logits.argmax()) for row in rows]
+    assert tokens[::2] == best[::2] and tokens[1::2] != best[1::2]
+
+
+@each_path
+def test_a_row_is_drawn_alike_in_any_company(path: str) -> None:
+    rng = np.random.default_rng(6)
+    rows = [random_row(rng, 2500, 2490) for _ in range(24)]
+    together = on_device(path, rows, 2490)
+    turned = on_device(path, rows[::-1], 2490)[::-1]
+    alone = [on_device(path, [row], 2490)[0] for row in rows]
+    # NaN is not equal to itself, so as text.
+    assert str(together) == str(turned) == str(alone)
+
+
+@each_path
+def test_drafts_before_a_row_count_as_reply_tokens(path: str) -> None:
+    logits = np.array([2.0, 1.95, 1.9, 0.0], np.float32)
+    rules = {"temperature": 0, "presence": 0.15}
+    rows = [Row(logits, rules, 40, uncounted=drafts) for drafts in ([], [0], [0, 1], [0, 1, 2])]
+    assert [token for token, *_ in on_device(path, rows, 4)] == [0, 1, 2, 0]
+    often = [
+        Row(logits, {"temperature": 0, "frequency": 0.03}, 40, reply=[0], uncounted=[0] * n) for n in (0, 1)
+    ]
+    assert [token for token, *_ in on_device(path, often, 4)] == [0, 1]
+
+
+@each_path
+def test_noise_depends_on_the_position(path: str) -> None:
+    logits = np.zeros(5000, np.float32)
+    rows = [Row(logits, {"seed": 3}, at) for at in range(60)]
+    tokens = [token for token, *_ in on_device(path, rows, 5000)]
+    assert tokens == [row.expected(5000) for row in rows] and len(set(tokens)) > 50
+
+
+@each_path
+def test_a_row_without_numbers_draws_no_token(path: str) -> None:
+    nan = np.full(1500, np.nan, np.float32)
+    nan[1400:] = 1  # beyond the valid ids
+    rows = [Row(nan, {"temperature": t, **r}) for t in (0.0, 1.0) for r in ({}, {"top_k": 5}, {"top_p": 0.5})]
+    assert [token for token, *_ in on_device(path, rows, 1400)] == [-1] * 6
+
+
+def test_hashes_tell_one_bit_and_its_place() -> None:
+    logits = np.arange(2000, dtype=np.float32)
+    changed = logits.copy()
+    changed.view(np.uint32)[77] ^= 1
+    swapped = logits.copy()
+    swapped[[5, 1999]] = swapped[[1999, 5]]
+    rows = [Row(x) for x in (logits, changed, swapped)]
+    digests = [digest for *_, digest in on_device(PATHS[0], rows, 2000)]
+    assert len(set(digests)) == 3
+    # What lies beyond the valid ids is no part of it.
+    assert len({digest for *_, digest in on_device(PATHS[0], rows[:2], 77)}) == 1
+
+
+def test_more_ids_than_the_sampler_has_room_for_are_refused() -> None:
+    with pytest.raises(ValueError, match="at most 258048"):
+        on_device(PATHS[0], [Row(np.zeros(258_049, np.float32))], 258_049)

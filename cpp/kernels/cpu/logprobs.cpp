@@ -79,7 +79,7 @@ void token_logprobs(const Task& t) {
   const bool sound = finite(best.max);
   const float log_sum = sound ? exact_log(total) : 0;
   const auto value = [&](float x) {
-    const float v = (x - best.max) - log_sum;
+    const float v = (x - best.max) - log_sum + 0.0f;  // -0 is 0
     return sound && v == v ? v : quiet_nan();
   };
   *chosen = value(r.logits[t.slot<const int32_t>(5)[t.x]]);

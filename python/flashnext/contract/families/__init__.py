@@ -3,9 +3,11 @@
 from flashnext.contract.families import (
     attention,
     delta,
+    draw,
     experts,
     hyper,
     index,
+    logprobs,
     matmul,
     ngram,
     ple,
@@ -17,9 +19,11 @@ from flashnext.contract.families import (
 __all__ = [
     "attention",
     "delta",
+    "draw",
     "experts",
     "hyper",
     "index",
+    "logprobs",
     "matmul",
     "ngram",
     "ple",
