@@ -313,10 +313,10 @@ struct DrawParams {
 // draw_max: 0 counts in, 1 draws in DrawRow[L], 2 logits in float[L, vocab], 3 maxima out BlockMax[L, B].
 // Grid (ceil(n_valid / tile), L).
 struct BlockMax {
-  float value;      // largest of the block; -inf where all are NaN
-  float logit;      // largest logit
-  int32_t numbers;  // ids that are not NaN
-  int32_t changed;  // whether bias or penalties changed an id of the block
+  float value;       // largest of the block; -inf where all are NaN
+  float logit;       // largest logit
+  int32_t numbers;   // ids that are not NaN
+  uint32_t changed;  // bit g: bias or penalties apply to an id of the block's 32 from 32 g on
 };
 
 // draw_blocks: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 parts out BlockPart[L, B]. Grid

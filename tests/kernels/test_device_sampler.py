@@ -248,6 +248,35 @@ def test_noise_depends_on_the_position(path: str) -> None:
 
 
 @each_path
+@pytest.mark.parametrize("rules", ({}, {"top_k": 4999}, {"top_p": 1 - 2**-24}, {"min_p": 1e-8}), ids=str)
+def test_an_id_far_below_the_best_is_drawn_where_its_noise_is_the_largest_there_is(
+    path: str, rules: dict[str, Any]
+) -> None:
+    # Seed 1 gives these ids -log(-log(1 - 2^-24)) = 16.64 at these positions; found by trying them all.
+    for position, far in ((711, 4538), (836, 18412), (2578, 15711), (2695, 16030)):
+        assert core.testing.gumbel(1, position, far) == pytest.approx(16.6355, abs=1e-4)
+        logits = np.full(20_000, -15.0, np.float32)
+        logits[0] = 0
+        row = Row(logits, {"seed": 1, **rules}, position)
+        (token, *_), expected = on_device(path, [row], 20_000)[0], row.expected(20_000)
+        assert token == expected
+        if "top_k" not in rules and "top_p" not in rules:  # these cut some
+            assert token == far
+
+
+@each_path
+@pytest.mark.parametrize("rules", ({}, {"top_k": 2999}, {"top_p": 1 - 2**-24}), ids=str)
+def test_equal_noise_goes_to_the_lower_id(path: str, rules: dict[str, Any]) -> None:
+    # Seed 1 gives both ids the same noise at this position, the largest of 3,000; found by trying.
+    position, low, high = 25616, 2082, 2651
+    assert core.testing.gumbel(1, position, low) == core.testing.gumbel(1, position, high)
+    ascending = np.arange(3000, dtype=np.float32)  # distances vanish beside the noise
+    for logits in (ascending, ascending[::-1].copy(), np.zeros(3000, np.float32)):
+        row = Row(logits, {"seed": 1, "temperature": 1e30, **rules}, position)
+        assert on_device(path, [row], 3000)[0][0] == row.expected(3000) == low
+
+
+@each_path
 def test_a_row_without_numbers_draws_no_token(path: str) -> None:
     nan = np.full(1500, np.nan, np.float32)
     nan[1400:] = 1  # beyond the valid ids

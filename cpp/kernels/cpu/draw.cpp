@@ -75,9 +75,8 @@ void draw_max(const Task& t) {
     out[b] = max_of(block_logits(r, b, room));
     if (!r.has_rules()) continue;
     const BlockValues v = copied_logits(r, b, room);
-    if (!apply_rules(r, v.first, v.n, room)) continue;
-    out[b].value = max_of(v).value;
-    out[b].changed = 1;
+    out[b].changed = apply_rules(r, v.first, v.n, ~0u, room);
+    if (out[b].changed) out[b].value = max_of(v).value;
   }
 }
 
@@ -251,13 +250,19 @@ bool walk(Descending& c, uint32_t limit, float goal, float min_p, Winner& best, 
   return true;
 }
 
-// The distance that at least n ids reach: a block whose largest reaches it has one.
+// A distance that about n ids reach or more: n of the blocks do, each with its largest. Where blocks are
+// fewer, if ids above a distance were spread evenly, 1.5 n of them would leave out e^(-1.5 n / blocks) of the
+// blocks; that may be wrong, so that the caller counts.
 float reached_by(uint32_t n, const DrawnRow& r, const BlockMax* maxima, const Scale& scale, Descending& c) {
   c.clear();
   for (uint32_t b = 0; b < r.n_blocks; ++b) {
     if (maxima[b].numbers) c.add(scale(maxima[b].value), static_cast<int32_t>(b));
   }
-  if (c.size() < n) return negative_infinity();
+  const uint32_t size = c.size();
+  if (size < n) {
+    const float blocks = static_cast<float>(size);
+    n = size - static_cast<uint32_t>(blocks * exp(-1.5f * static_cast<float>(n) / blocks));
+  }
   c.start();
   c.sort_to(n);
   return c.value(n - 1);
@@ -325,6 +330,7 @@ int32_t pick_sorted(const DrawnRow& r, const BlockMax* maxima, const BlockPart* 
   if (plan.cuts_k) {
     const auto k = static_cast<uint32_t>(s.top_k);
     gather(r, maxima, plan.scale, reached_by(k, r, maxima, plan.scale, c), c, room);
+    if (c.size() < k) gather(r, maxima, plan.scale, negative_infinity(), c, room);
     if (plan.cuts_p) {
       c.sort_to(k);
       float total = 0;

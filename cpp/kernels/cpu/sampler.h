@@ -167,45 +167,51 @@ inline int32_t bias_from(const DrawnRow& r, uint32_t id) {
   return low;
 }
 
-// Applies bias and penalties to the ids first .. first + n - 1 in x; returns whether any id was touched.
-inline bool apply_rules(const DrawnRow& r, uint32_t first, uint32_t n, float* x) {
+constexpr uint32_t kGroup = kBlock / 32;  // ids of a bit of BlockMax::changed
+
+// Applies bias and penalties to the ids first .. first + n - 1 of a block in x; returns the groups of ids
+// that they apply to. Counts are looked at in `groups` alone.
+inline uint32_t apply_rules(const DrawnRow& r, uint32_t first, uint32_t n, uint32_t groups, float* x) {
   const ReplyState& s = *r.rules;
-  bool touched = false;
-  const auto add_bias = [&](uint32_t from, uint32_t end, float* to) {
-    for (int32_t i = bias_from(r, from); i < s.n_bias && static_cast<uint32_t>(r.bias[i].id) < end; ++i) {
-      to[static_cast<uint32_t>(r.bias[i].id) - from] += r.bias[i].value;
-      touched = true;
-    }
-  };
-  add_bias(first, first + n, x);
+  uint32_t touched = 0;
+  for (int32_t i = bias_from(r, first); i < s.n_bias; ++i) {
+    const uint32_t at = static_cast<uint32_t>(r.bias[i].id) - first;
+    if (at >= n) break;
+    x[at] += r.bias[i].value;
+    touched |= 1u << at / kGroup;
+  }
   if (!r.reply) return touched;
   const int32_t *prompt = r.prompt + first, *reply = r.reply + first;
-  for (uint32_t i = 0; i < n; i += kLanes) {
-    const uint32_t end = i + kLanes < n ? i + kLanes : n;
+  for (; groups; groups &= groups - 1) {
+    const auto group = static_cast<uint32_t>(__builtin_ctz(groups));
+    const uint32_t begin = group * kGroup, end = begin + kGroup < n ? begin + kGroup : n;
     int32_t any = 0;
-    for (uint32_t j = i; j < end; ++j) any |= prompt[j] | reply[j];
+    for (uint32_t i = begin; i < end; ++i) any |= prompt[i] | reply[i];
     if (!any) continue;
-    touched = true;
-    for (uint32_t j = i; j < end; ++j) x[j] = penalize(s, x[j], prompt[j], reply[j]);
+    touched |= 1u << group;
+    for (uint32_t i = begin; i < end; ++i) x[i] = penalize(s, x[i], prompt[i], reply[i]);
   }
   for (int32_t i = 0; i < r.n_uncounted; ++i) {
     const auto id = static_cast<uint32_t>(r.uncounted[i]);
-    if (id - first >= n) continue;
+    const uint32_t at = id - first;
+    if (at >= n) continue;
     int32_t times = 0;
     for (int32_t j = 0; j < r.n_uncounted; ++j) times += r.uncounted[j] == r.uncounted[i];
     float value = r.logits[id];  // from the start: its penalty counts all of its occurrences at once
-    add_bias(id, id + 1, &value);
-    x[id - first] = penalize(s, value, prompt[id - first], reply[id - first] + times);
-    touched = true;
+    for (int32_t j = bias_from(r, id); j < s.n_bias && static_cast<uint32_t>(r.bias[j].id) == id; ++j) {
+      value += r.bias[j].value;
+    }
+    x[at] = penalize(s, value, prompt[at], reply[at] + times);
+    touched |= 1u << at / kGroup;
   }
   return touched;
 }
 
 // A block's values, where the logits are or in `room`; `changed` as in its BlockMax.
-inline BlockValues block_values(const DrawnRow& r, uint32_t block, bool changed, float* room) {
+inline BlockValues block_values(const DrawnRow& r, uint32_t block, uint32_t changed, float* room) {
   if (!changed) return block_logits(r, block, room);
   const BlockValues v = copied_logits(r, block, room);
-  apply_rules(r, v.first, v.n, room);
+  apply_rules(r, v.first, v.n, changed, room);
   return v;
 }
 

@@ -174,7 +174,7 @@ class Draw:
 
     @cached_property
     def values(self) -> tuple[Float32, Array]:
-        """Apply bias and penalties; also whether each id was touched."""
+        """Apply bias and penalties; also whether they apply to each id."""
         rules, x, n = self.rules, self.logits.copy(), len(self.logits)
         touched = np.zeros(n, bool)
         for token, add in rules.bias.items():
@@ -196,7 +196,10 @@ class Draw:
         out["value"] = [largest(b) for b in blocks(values)]
         out["logit"] = [largest(b) for b in blocks(self.logits)]
         out["numbers"] = [(~np.isnan(b)).sum() for b in blocks(values)]
-        out["changed"] = [b.any() for b in blocks(touched)]
+        group = SAMPLER_BLOCK // 32
+        out["changed"] = [
+            sum(1 << g for g in range(32) if b[g * group : (g + 1) * group].any()) for b in blocks(touched)
+        ]
         return out
 
     @cached_property

@@ -112,7 +112,7 @@ STRUCTS: dict[str, Void] = {
     "CopyRowsParams": _struct(width=_U32, count=_U32),
     "DraftRowsParams": _struct(count=_U32),
     "DrawParams": _struct(**_many(_U32, "vocab", "n_valid", "count")),
-    "BlockMax": _struct(**_many(_F32, "value", "logit"), **_many(_I32, "numbers", "changed")),
+    "BlockMax": _struct(**_many(_F32, "value", "logit"), numbers=_I32, changed=_U32),
     "BlockPart": _struct(**_many(_F32, "sum", "value"), id=_I32),
     "ArgmaxParams": _struct(**_many(_U32, "vocab", "n_valid")),
 }

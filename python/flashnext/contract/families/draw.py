@@ -219,7 +219,7 @@ def last_block_dropped(shape: Shape) -> Sequence[Fault]:
 
 @register
 class DrawMax(DrawFamily):
-    """Per block the largest value, the largest logit, how many numbers, and whether rules touched it."""
+    """Per block the largest value, the largest logit, how many numbers, and where rules apply."""
 
     name = "draw_max"
     nonfinite = "NaN never counts; a block of NaN gives -inf and no numbers; infinities are numbers"
