@@ -247,7 +247,8 @@ void bind_runner(nb::module_& m) {
           "Its log-probability, where the sampling asks for it.")
       .def_prop_ro(
           "top", [](const Drawn& d) { return d.logprobs.top; },
-          "[(id, log-probability), ...] of the likeliest ids.");
+          "[(id, log-probability), ...] of the likeliest ids.")
+      .def_ro("logits_hash", &Drawn::logits_hash, "Of the row it was drawn from, where hashes are kept.");
   nb::class_<BoundRunner>(m, "Runner", "Runs prompt chunks and rounds over the sessions of one model.")
       .def(
           "__init__",
@@ -256,6 +257,9 @@ void bind_runner(nb::module_& m) {
           },
           "model"_a, "n_valid"_a = 0)
       .def_prop_ro("max_chunk", [](const BoundRunner& r) { return r.runner.max_chunk(); })
+      .def(
+          "keep_hashes", [](BoundRunner& r, bool keep) { r.runner.keep_hashes(keep); }, "keep"_a,
+          "Tests: whether tokens carry a hash of the logits that they were drawn from.")
       .def(
           "prompt",
           [](BoundRunner& r, const SessionRef& session, const Tokens& tokens, bool last,
