@@ -1,4 +1,4 @@
-"""flashnext as the ladder drives it: its public engine, requests handed in together, events timed as they come."""
+"""flashnext as the ladder drives it: its public engine, and requests whose events are timed as they come."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from flashnext.engine.request import Request
 from flashnext.engine.sampling import Sampling
 
 WARM_UP_TOKENS = 512  # at ten experts a token, every page of the weights is touched
+SETTLE_S = 1.0  # what an engine does for itself when it is idle is done before anything is timed
 ENGINE_THREAD = "flashnext-engine"
 NEVER = -100.0  # the bias of a token that is not to be drawn
 ROUNDS_OF_A_GAP = 4  # the target gap is this many rounds where that is longer
@@ -145,9 +146,7 @@ class EngineRuns:
         available = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, available[:threads])
         self.gap_s = 0.25
-        self.engine = Engine(
-            path, drafts=drafts, parallel=parallel, gap_ms=self.gap_s * 1e3, context=context
-        )
+        self.engine = Engine(path, drafts=drafts, parallel=parallel, gap_ms=self.gap_s * 1e3, context=context)
         workers = self.engine.loaded.device.limits.workers
         if workers != threads:
             raise RuntimeError(
@@ -157,10 +156,11 @@ class EngineRuns:
         self._drafts = drafts
 
     def warm_up(self) -> None:
-        """Read a random prompt, so that every page of the weights is in memory."""
+        """Read a random prompt, so that every page of the weights is in memory, and leave time to settle."""
         n = min(WARM_UP_TOKENS, self.engine.context // 2)
         ids = np.random.default_rng(0).integers(0, self.engine.tokenizer.n_tokens, n)
         self.engine.submit(ids.tolist(), sampling=Sampling(temperature=0, max_tokens=4)).result()
+        time.sleep(SETTLE_S)
 
     def sampling(self, n_tokens: int, seed: int | None) -> Sampling:
         """A reply of exactly so many tokens: end tokens are never drawn. Greedy without a seed."""

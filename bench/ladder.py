@@ -85,12 +85,10 @@ def ladder_of(options: argparse.Namespace, name: str) -> Ladder:
     gguf = None if bundled or not options.peer else gguf_path(options.folder, name, BITS)
     for file in (path / "config.json", gguf):
         if file is not None and not file.is_file():
-            raise SystemExit(f"{file}: not found; make it as bench/README.md says, or give --no-peer for a GGUF")
+            raise SystemExit(f"{file}: not found; make it as bench/README.md says (or --no-peer for a GGUF)")
     workloads = tuple(options.workloads or (WORKLOADS if bundled else [MIXED]))
     prompts = Prompts(path)
-    return Ladder(
-        name, path, gguf, workloads, {w: prompts.chats(w, max(options.rungs)) for w in workloads}
-    )
+    return Ladder(name, path, gguf, workloads, {w: prompts.chats(w, max(options.rungs)) for w in workloads})
 
 
 def plan_alone(options: argparse.Namespace, ladder: Ladder) -> Plan:
@@ -112,7 +110,7 @@ def plan_of(options: argparse.Namespace, ladder: Ladder, contender: str) -> Plan
     if contender == PEER:
         rungs, modes = [n for n in PEER_RUNGS if n in rungs], [GREEDY]
     runs = [
-        Run(key_of(workload, mode, n), ladder.prompts[workload][:n], list(range(n)) if mode == SAMPLED else [])
+        Run(key_of(workload, mode, n), ladder.prompts[workload][:n], [*range(n)] if mode == SAMPLED else [])
         for workload in ladder.workloads
         for mode in modes
         for n in rungs
@@ -271,7 +269,8 @@ def main() -> None:
             target.write_text(svg(panels(found[ladder.name]["figures"])))
         if options.json:
             settings = {k: v for k, v in vars(options).items() if k not in ("folder", "json", "svg")}
-            whole = dict(machine=describe(), settings=settings | dict(length_class=LENGTHS), checkpoints=found)
+            settings["length_class"] = LENGTHS
+            whole = dict(machine=describe(), settings=settings, checkpoints=found)
             options.json.write_text(json.dumps(whole, indent=1) + "\n")
     if wrong := sum(f["n_wrong"] for f in found.values()):
         raise SystemExit(f"{wrong} replies differ from those that their prompts get alone")

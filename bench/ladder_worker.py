@@ -1,6 +1,8 @@
 """One process of the ladder: reads a plan, measures one engine configuration, prints what it found as JSON.
 
     python bench/ladder_worker.py PLAN.json
+
+Plans are written by ladder.py.
 """
 
 from __future__ import annotations

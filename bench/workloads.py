@@ -19,13 +19,25 @@ LENGTHS = (16, 128)
 
 MIXED = "mixed"
 
-_NOUNS = """fox cat dog horse cow sheep goat wolf bear rabbit mouse lion tiger zebra camel monkey panda otter
-whale shark dolphin frog snake turtle owl eagle crow swan parrot penguin duck apple banana lemon plum cherry
-grape pear melon carrot potato tomato onion bread cheese honey soup cake rose tulip oak pine chair table bed
-lamp sofa shelf mirror hammer shovel needle ladder""".split()
-_PLACES = "forest house yard field meadow farm garden barn river pond beach mountain lake kitchen".split()
-_NAMES = "Anna Bella Emma Mona Nina Peter Rosa Sara Tara Tom".split()
-_WORDS = "broken calm crown empty fast green loud narrow quiet slow soft tall tiny warm young".split()
+_NOUNS = [
+    "fox", "cat", "dog", "horse", "cow", "sheep", "goat", "wolf", "bear", "rabbit", "mouse", "lion",
+    "tiger", "zebra", "camel", "monkey", "panda", "otter", "whale", "shark", "dolphin", "frog", "snake",
+    "turtle", "owl", "eagle", "crow", "swan", "parrot", "penguin", "duck", "apple", "banana", "lemon",
+    "plum", "cherry", "grape", "pear", "melon", "carrot", "potato", "tomato", "onion", "bread", "cheese",
+    "honey", "soup", "cake", "rose", "tulip", "oak", "pine", "chair", "table", "bed", "lamp", "sofa",
+    "shelf", "mirror", "hammer", "shovel", "needle", "ladder",
+]  # fmt: skip
+_PLACES = [
+    "forest", "house", "yard", "field", "meadow", "farm", "garden", "barn", "river", "pond", "beach",
+    "mountain", "lake", "kitchen",
+]  # fmt: skip
+_NAMES = [
+    "Anna", "Bella", "Emma", "Mona", "Nina", "Peter", "Rosa", "Sara", "Tara", "Tom",
+]  # fmt: skip
+_WORDS = [
+    "broken", "calm", "crown", "empty", "fast", "green", "loud", "narrow", "quiet", "slow", "soft", "tall",
+    "tiny", "warm", "young",
+]  # fmt: skip
 
 
 def _a(noun: str) -> str:
