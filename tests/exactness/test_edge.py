@@ -70,6 +70,7 @@ def test_reply_that_ends_with_the_context_is_that_of_a_longer_context(
 
 
 @full
+@pytest.mark.timeout(3600)
 def test_prompt_and_reply_fill_the_whole_window_with_drafts_and_without(edge: Path) -> None:
     prompt = text(WINDOW - 40)
     found: list[Reply] = []
@@ -96,6 +97,7 @@ def test_reply_longer_than_the_window_is_refused_with_the_numbers(whole: Engine)
     assert caught.value.field == "max_tokens"
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("drafts", [0, 3])
 @pytest.mark.parametrize(
     ("n_long", "n_beside", "gap_ms"),
