@@ -71,7 +71,7 @@ struct ReplyState {
   int32_t n_kept;      // rows in the other one that the next pass settles
   int32_t n_drafts;    // behind the pending token, in text
   int32_t ended;       // rounds leave it alone
-  int32_t pad;
+  int32_t has_head;    // the draft head has absorbed all rows but the last
 };
 struct BiasEntry {
   int32_t id;
@@ -290,13 +290,65 @@ struct CopyRowsParams {
   uint32_t count;  // CountIndex
 };
 
-// draft_rows: 0 counts in, of the next step; 1 best in int32[L], 2 logit rows in int32[L], 3 rows in Row[R],
-// of the step before; 4 rows out Row[L], 5 sequences io Sequence[L], 6 sources out int32[L]. Grid (L). Row i
-// of the next step holds the token that sequence i drafted, one position on, and goes on from the streams of
-// the row that drafted it.
-struct DraftRowsParams {
-  uint32_t count;  // CountIndex of L
+// One sequence's part of a round: the host fills the first half of it, round_rows the second. For the last
+// chunk of a prompt the host fills all: its last row is a window of one row that is settled already.
+struct Window {
+  uint64_t reply;        // address of its ReplyState
+  int32_t most_rows;     // the pending token and as many drafts as there are, but no more rows than this
+  int32_t most_drafts;   // that the draft head makes for the round after
+  int32_t is_window;     // 0: the last row of a prompt
+  int32_t first_row;     // of the pass
+  int32_t n_rows;        // 0: the reply has ended
+  int32_t first_logits;  // row of the logits that its first row has
+  int32_t start;         // position of its first row
+  int32_t pad;
 };
+
+// What a window came to.
+struct Landed {
+  int32_t n_tokens;  // drawn and kept; the rows kept are as many
+  int32_t length;    // positions committed after it
+  int32_t parity;    // ReplyState, after it
+  int32_t ended;
+  int32_t n_verified, n_accepted;  // drafts
+  int32_t first_logits;            // row of the logits that the first token was drawn from
+  int32_t n_drafts;                // that the draft head made behind it
+  int32_t tokens[kMaxWindow];      // -1: all logits were NaN
+};
+
+// round_rows: 0 windows io Window[n_windows], 1 counts out Counts, 2 sequences out Sequence[n_windows], 3
+// rows out Row[R], 4 logit rows out int32[R], 5 draws out DrawRow[R]. Grid (1). Packs the windows of the
+// replies that have not ended, each its pending token and its drafts; every row wants logits.
+struct RoundRowsParams {
+  uint32_t n_windows;
+};
+
+// verdict: 0 windows in Window[n_windows], 1 drawn in int32[L], 2 landed out Landed[n_windows]; for the draft
+// head, empty without one: 3 counts out Counts[n_steps], 4 sequences out Sequence[n_windows], 5 rows out
+// Row[R], 6 sources out int32[R], 7 logit rows out int32[n_windows], 8 draws out DrawRow[n_windows], 9
+// replies out uint64[n_windows], 10 last rows out int32[n_windows]. Grid (1). Keeps the drafts that are what
+// was drawn and one token more, moves the replies on, and packs the rows that the head absorbs. The head's
+// sequences stand by most_drafts, descending, then in order, so that those of a step are the first ones of
+// the step before.
+struct VerdictParams {
+  uint32_t n_windows;
+  uint32_t n_steps;   // of the draft head
+  uint32_t n_valid;   // ids that counts are kept of
+  uint32_t hc_count;  // streams of a row
+};
+
+// keep_streams_T: 0 counts in, 1 replies in uint64[L], 2 last rows in int32[L], 3 streams in T[R, W]. Grid
+// (sequences). The streams of the last row of each go to its recurrent block.
+struct KeepStreamsParams {
+  uint32_t width;
+  uint32_t state_offset;  // bytes into the recurrent block
+};
+
+// draft_rows: of a step of the draft head: 0 counts in, 1 drafted in int32[L], 2 logit rows in int32[L], 3
+// rows in Row[R], 4 sequences in Sequence[L], 5 draws in DrawRow[L], 6 replies in uint64[L]; of the next one,
+// empty behind the last: 7 counts in, 8 rows out Row[L], 9 sequences out Sequence[L], 10 sources out
+// int32[L], 11 draws out DrawRow[L]. Grid (L). Adds what a sequence drafted to its text; its row of the next
+// step holds that token, one position on, and goes on from the streams of the row that drafted it.
 
 // argmax: 0 counts in, 1 logits in float[L, vocab], 2 out int32[L]. Grid (L). Ties go to the lower id; NaN
 // never wins.

@@ -209,12 +209,10 @@ void bind_sessions(nb::module_& m) {
       .def_prop_ro("allocated_bytes", &PagePool::allocated_bytes);
 
   nb::class_<Session>(m, "Session", "What one sequence owns on the device.")
-      .def(
-          "__init__",
-          [](Session* self, const std::shared_ptr<Model>& model, std::shared_ptr<PagePool> pool) {
-            new (self) Session(model, std::move(pool));
-          },
-          "model"_a, "pool"_a)
+      .def(nb::new_([](const std::shared_ptr<Model>& model, std::shared_ptr<PagePool> pool) {
+             return std::make_shared<Session>(model, std::move(pool));
+           }),
+           "model"_a, "pool"_a)
       .def_prop_ro("length", &Session::length, "Committed positions.")
       .def_prop_ro("head_length", &Session::head_length, "Positions the draft head has absorbed.")
       .def_prop_ro("n_pages", &Session::n_pages)
@@ -259,8 +257,8 @@ void bind_runner(nb::module_& m) {
       .def_prop_ro("max_chunk", [](const BoundRunner& r) { return r.runner.max_chunk(); })
       .def(
           "prompt",
-          [](BoundRunner& r, Session& session, const Tokens& tokens, bool last, const Sampling& sampling,
-             int n_drafts) {
+          [](BoundRunner& r, const SessionRef& session, const Tokens& tokens, bool last,
+             const Sampling& sampling, int n_drafts) {
             const nb::gil_scoped_release release;
             return r.runner.prompt(session, span_of(tokens), last, sampling, n_drafts);
           },
@@ -268,7 +266,7 @@ void bind_runner(nb::module_& m) {
           "Read one prompt chunk; with last, draw the first reply token and up to n_drafts drafts.")
       .def(
           "round",
-          [](BoundRunner& r, const std::vector<Session*>& sessions, std::vector<int> n_drafts) {
+          [](BoundRunner& r, const std::vector<SessionRef>& sessions, std::vector<int> n_drafts) {
             const nb::gil_scoped_release release;
             if (n_drafts.empty()) n_drafts.resize(sessions.size());
             return r.runner.round(sessions, n_drafts);
@@ -277,16 +275,12 @@ void bind_runner(nb::module_& m) {
           "Feed each session's pending token and drafts; return what was drawn, one token or more each. "
           "n_drafts: most drafts of each one's next round, by default none.")
       .def(
-          "drafts",
-          [](const BoundRunner& r, const Session& session) {
-            const std::span<const int32_t> d = r.runner.drafts(session);
-            return std::vector<int32_t>(d.begin(), d.end());
-          },
+          "drafts", [](const BoundRunner& r, Session& session) { return r.runner.drafts(session); },
           "session"_a, "The drafts that the session's next round verifies.")
       .def(
           "draft_counts",
           [](const BoundRunner& r, const Session& session) {
-            const DraftCounts& c = r.runner.draft_counts(session);
+            const DraftCounts c = r.runner.draft_counts(session);
             return std::pair(c.proposed, c.accepted);
           },
           "session"_a, "Drafts of the reply so far: (verified, kept).")

@@ -245,12 +245,14 @@ void Model::allocate_scratch() {
   s.last_low = take(L * n(c.hc_rank) * t);
   s.last_mixed = take(L * D * t);
 
-  counts_ = take(sizeof(Counts));
-  sequences_ = take(n(options_.max_sequences) * sizeof(Sequence));
-  rows_ = take(R * sizeof(Row));
-  logit_rows_ = take(L * 4);
+  const auto Q = n(options_.max_sequences);
+  host_ = {take(sizeof(Counts)), take(Q * sizeof(Sequence)), take(R * sizeof(Row)), take(L * 4),
+           take(L * sizeof(DrawRow))};
+  round_ = {take(sizeof(Counts)), take(Q * sizeof(Sequence)), take(L * sizeof(Row)), take(L * 4),
+            take(L * sizeof(DrawRow))};
+  for (int i = 0; i < kSlots; ++i) slots_.push_back({take(Q * sizeof(Window)), take(Q * sizeof(Landed))});
   logits_ = take(L * n(c.vocab_size) * f);
-  best_ = take(L * 4);
+  drawn_ = take(L * 4);
 }
 
 }  // namespace flashnext

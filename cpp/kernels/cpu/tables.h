@@ -18,5 +18,6 @@ KernelList attention_kernels();
 KernelList index_kernels();
 KernelList expert_kernels();
 KernelList row_kernels();
+KernelList round_kernels();
 
 }  // namespace flashnext::cpu::FLASHNEXT_PATH

@@ -1,0 +1,47 @@
+// What a round does around its forward: packing rows, drawing, the verdict.
+#include "model/layers.h"
+
+namespace flashnext {
+namespace {
+
+uint32_t u(size_t x) { return static_cast<uint32_t>(x); }
+
+}  // namespace
+
+Model::HostTables Model::host_tables() const {
+  const HeadTables head = head_ ? head_->absorb : HeadTables();
+  const auto or_null = [](const Slice& s) { return s ? s.host() : nullptr; };
+  return {host_.counts.host<Counts>(),
+          host_.sequences.host<Sequence>(),
+          host_.rows.host<Row>(),
+          host_.logit_rows.host<int32_t>(),
+          host_.draws.host<DrawRow>(),
+          reinterpret_cast<Counts*>(or_null(head.counts)),
+          reinterpret_cast<Sequence*>(or_null(head.sequences)),
+          reinterpret_cast<Row*>(or_null(head.rows)),
+          reinterpret_cast<int32_t*>(or_null(head.sources))};
+}
+
+void Model::record_round_rows(CommandBuffer& cb, int slot, uint32_t n_windows) const {
+  launch_.round_rows(cb, round_, slots_[static_cast<size_t>(slot)].windows, n_windows);
+  cb.barrier();
+}
+
+void Model::record_draw(CommandBuffer& cb, const Batch& b, Slice draws, Slice drawn, uint32_t n_valid) const {
+  (void)draws;
+  launch_.argmax(cb, b, logits_, drawn, {u(static_cast<size_t>(config_.vocab_size)), n_valid});
+  cb.barrier();
+}
+
+void Model::record_verdict(CommandBuffer& cb, Tables tables, int slot, uint32_t n_windows, uint32_t n_logits,
+                           uint32_t n_valid) const {
+  const Slot& s = slots_[static_cast<size_t>(slot)];
+  Batch b = batch(tables, {});
+  b.max_logits = n_logits;
+  record_draw(cb, b, (tables == Tables::kHost ? host_ : round_).draws, drawn_, n_valid);
+  launch_.verdict(cb, s.windows, drawn_, s.landed, head_ ? head_->steps[0] : HeadTables(),
+                  {n_windows, head_ ? u(head_->steps.size()) : 0, n_valid, b.hc_count});
+  cb.barrier();
+}
+
+}  // namespace flashnext
