@@ -170,7 +170,9 @@ void bind_model(nb::module_& m) {
       .def_ro("prompt_equals_window", &Limits::prompt_equals_window);
   nb::class_<Device>(m, "Device", "A device that models run on; opened once and handed down.")
       .def_prop_ro("name", &Device::name)
-      .def_prop_ro("limits", &Device::limits, nb::rv_policy::reference_internal);
+      .def_prop_ro("limits", &Device::limits, nb::rv_policy::reference_internal)
+      .def_prop_ro("busy_ns", &Device::busy_ns,
+                   "Nanoseconds in which the device ran work since it was opened; waits are not in it.");
   m.def("open_device", &open_device, "kind"_a = "cpu", "threads"_a = 0, "path"_a = "", "shuffle_seed"_a = 0,
         "Open a device. path: '' for the best instruction path, or one of instruction_paths().");
   m.def("instruction_paths", &cpu::available_paths, "Instruction paths this processor can run, best first.");
