@@ -30,9 +30,11 @@ struct DriverOptions {
 
 // How often its mechanisms ran, since it was made.
 struct DriverCounts {
-  uint64_t rounds = 0;                                // committed
-  uint64_t shared_rounds = 0;                         // of several sequences
-  uint64_t lone_rounds = 0;                           // committed while the one before was in flight
+  uint64_t rounds = 0;         // committed
+  uint64_t shared_rounds = 0;  // of several sequences
+  uint64_t lone_rounds = 0;    // committed while the one before was in flight
+  uint64_t chunks = 0;         // prompt passes
+  uint64_t chunks_beside_rounds = 0;
   uint64_t rows = 0;                                  // verified, pending tokens included
   uint64_t widest = 0;                                // most sequences of a round
   uint64_t proposed = 0, accepted = 0;                // drafts of the head
