@@ -84,7 +84,7 @@ def test_it_can_be_ended_while_it_loads() -> None:
     assert "Traceback" not in out + err
 
 
-@pytest.mark.parametrize("when", ["_in_thread", "_banner"])
+@pytest.mark.parametrize("when", ["_listen", "_banner"])
 def test_an_interrupt_that_a_destructor_swallowed_still_ends_it(when: str) -> None:
     program = (
         "import sys, flashnext.cli as cli\n"

@@ -25,7 +25,9 @@ PLAIN: dict[str, Any] = {"model": "tiny", "messages": SUM, "temperature": 0}
 def begin(server: ServerThread, **more: Any) -> http.client.HTTPConnection:
     """Send a request and do not read the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("POST", "/v1/chat/completions", json.dumps({**PLAIN, **more}))
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps({**PLAIN, **more}), {"content-type": "application/json"}
+    )
     return connection
 
 
@@ -51,7 +53,10 @@ def test_a_client_that_leaves_while_it_sends_is_no_error(
 ) -> None:
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", watched.port)) as client:
-            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            client.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            )
             time.sleep(0.05)
     require_idle_and_well(watched)
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from flashnext.server.body import MAX_BODY_BYTES
 from support.serving import ServerProcess, server_process
 
 MODEL = "tiny-6bit"
+MAX_BODY_BYTES = 64 * 1024 * 1024
 SUM: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
 PLAIN: dict[str, Any] = {"model": MODEL, "messages": SUM, "temperature": 0}
 HALF = "x \ud83d"
@@ -24,6 +24,7 @@ def post(server: ServerProcess) -> Iterator[Any]:
 
         def send(body: Any, **headers: str) -> httpx.Response:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            headers = {"content-type": "application/json", **headers}
             return http.post(f"{server.url}/chat/completions", content=data, headers=headers)
 
         yield send
@@ -86,17 +87,37 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("stop number", {"stop": 5}, "stop"),
     ("stop of numbers", {"stop": [5]}, "stop[0]"),
     ("too many stops", {"stop": ["a"] * 17}, "stop"),
-    ("two choices", {"n": 2}, "n"),
-    ("logprobs", {"logprobs": True}, "logprobs"),
-    ("logit_bias", {"logit_bias": {"999999": 5}}, "logit_bias"),
-    ("presence_penalty", {"presence_penalty": 0.5}, "presence_penalty"),
+    ("no choice", {"n": 0}, "n"),
+    ("too many choices", {"n": 65}, "n"),
+    ("logprobs as a number", {"logprobs": 1}, "logprobs"),
+    ("top_logprobs alone", {"top_logprobs": 2}, "top_logprobs"),
+    ("top_logprobs above", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ("top_logprobs below", {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ("logit_bias beyond the vocabulary", {"logit_bias": {"999999": 5}}, "logit_bias"),
+    ("logit_bias of a padded id", {"logit_bias": {"2560": 5}}, "logit_bias"),
+    ("logit_bias of text", {"logit_bias": {"abc": 5}}, "logit_bias"),
+    ("logit_bias of an id twice", {"logit_bias": {"5": 1, "05": 1}}, "logit_bias"),
+    ("logit_bias above", {"logit_bias": {"5": 101}}, "logit_bias.5"),
+    ("logit_bias text value", {"logit_bias": {"5": "1"}}, "logit_bias.5"),
+    ("logit_bias list", {"logit_bias": [5]}, "logit_bias"),
+    ("presence_penalty above", {"presence_penalty": 2.5}, "presence_penalty"),
+    ("frequency_penalty below", {"frequency_penalty": -2.5}, "frequency_penalty"),
+    ("repetition_penalty 0", {"repetition_penalty": 0}, "repetition_penalty"),
+    ("stop token beyond", {"stop_token_ids": [999999]}, "stop_token_ids"),
+    ("min_tokens", {"min_tokens": 5}, "min_tokens"),
+    ("audio", {"audio": {"voice": "a", "format": "wav"}}, "audio"),
+    ("modalities", {"modalities": ["text", "audio"]}, "modalities"),
+    ("functions", {"functions": [{"name": "f"}]}, "functions"),
+    ("prediction", {"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    ("web search", {"web_search_options": {}}, "web_search_options"),
     ("response_format", {"response_format": {"type": "json_object"}}, "response_format"),
-    ("reasoning_effort", {"reasoning_effort": "high"}, "reasoning_effort"),
+    ("reasoning_effort", {"reasoning_effort": "huge"}, "reasoning_effort"),
+    ("two efforts", {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "medium"}},
+     "reasoning_effort"),
     ("tool_choice required", {"tool_choice": "required", "tools": [tool()]}, "tool_choice"),
     ("tool_choice named", {"tool_choice": {"type": "function"}, "tools": [tool()]}, "tool_choice"),
-    ("unknown field", {"temprature": 1}, "temprature"),
     ("stream text", {"stream": "yes"}, "stream"),
-    ("stream_options", {"stream_options": {"include_usge": True}}, "stream_options.include_usge"),
+    ("stream_options", {"stream_options": {"include_usage": 5}}, "stream_options.include_usage"),
     ("unknown template option", {"chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs.thinking"),
     ("option type", {"chat_template_kwargs": {"add_vision_id": 1}}, "chat_template_kwargs.add_vision_id"),
     ("template options list", {"chat_template_kwargs": []}, "chat_template_kwargs"),

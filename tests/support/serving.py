@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 from flashnext.engine.engine import Engine
-from flashnext.server.app import Server, create_app
-from flashnext.server.run import make_server
+from flashnext.server.run import HttpServer
+from flashnext.server.service import Service
+from flashnext.server.settings import Settings
 
 SERVE = [sys.executable, "-c", "import sys; from flashnext.cli import serve; sys.exit(serve())"]
 
@@ -27,9 +31,15 @@ class ServerProcess:
         url: Of the API.
     """
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        # A pipe that nobody reads would fill with the log.
+        self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
         self.process = subprocess.Popen(
-            [*SERVE, "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*SERVE, "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._err,
+            text=True,
+            env={**os.environ, **(environ or {})},
         )
         assert self.process.stdout is not None
         lines: list[str] = []
@@ -39,26 +49,42 @@ class ServerProcess:
                 break
         self.banner = "".join(lines)
         found = re.search(r"http://\S+", self.banner)
-        assert found, self.process.communicate()
+        assert found, (self.process.wait(10), self.err)
         self.url = found.group()
         self.port = int(self.url.rsplit(":", 1)[1].removesuffix("/v1"))
 
     def end(self, signal_number: int, timeout_s: float = 30) -> tuple[int, str]:
         """Send a signal and wait; returns the exit status and what was written to stderr."""
         self.process.send_signal(signal_number)
-        _, err = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, err
+        self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, self.err
+
+    def close(self) -> None:
+        """Forget what was written."""
+        self._err.close()
+
+    @property
+    def err(self) -> str:
+        """What was written to stderr so far."""
+        self._err.seek(0)
+        return self._err.read()
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """The log so far."""
+        return [json.loads(line) for line in self.err.splitlines() if line.startswith("{")]
 
 
 @contextmanager
-def server_process(*arguments: str) -> Iterator[ServerProcess]:
+def server_process(*arguments: str, environ: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
     """A server for the time of a test."""
-    server = ServerProcess(*arguments)
+    server = ServerProcess(*arguments, environ=environ)
     try:
         yield server
     finally:
         server.process.kill()
         server.process.communicate()
+        server.close()
 
 
 class WatchedCore:
@@ -98,16 +124,16 @@ class WatchedCore:
 class ServerThread:
     """The application on a real socket, in a thread of this process, over an engine whose core is watched."""
 
-    def __init__(self) -> None:
+    def __init__(self, **settings: Any) -> None:
         self.engine = Engine()
         scheduler = self.engine._thread._scheduler
         self.core = WatchedCore(scheduler._core, self.engine._stop_ids)
         scheduler._core = self.core
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        self._server = make_server(
-            create_app(Server(self.engine, ["tiny"])), on_start=lambda: None, on_stop=lambda: None
-        )
+        self.service = Service(Settings(names=("tiny",), **{"drain_s": 0.0, **settings}))
+        self.service.ready(self.engine, 16)
+        self._server = HttpServer(self.service, on_start=lambda: None, on_stop=lambda: None)
         self._thread = threading.Thread(target=self._server.run, args=([listener],))
         self._thread.start()
 

@@ -135,6 +135,11 @@ class Engine:
         """Why the engine's thread died; None while it has not."""
         return self._thread.failure
 
+    @property
+    def last_step_s(self) -> float:
+        """When the thread last ended a step, by time.monotonic; 0 before the first."""
+        return self._thread.last_step_s
+
     def generate(
         self,
         prompt: PromptLike,
@@ -180,6 +185,17 @@ class Engine:
         )
         self._thread.submit(job)
         return request
+
+    def check_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Read a prompt that is not a chat, as `generate` does; returns its token ids.
+
+        Raises:
+            InvalidArgument: It cannot be read or is too long.
+        """
+        ids, _ = self._read_prompt(prompt, None, None)
+        if len(ids) > self.context:
+            raise InvalidField("prompt", f"the prompt has {len(ids)} tokens, the context {self.context}")
+        return ids
 
     async def generate_async(
         self,
@@ -275,11 +291,12 @@ class Engine:
             id=next(self._numbers),
             prompt=np.asarray(ids, dtype=np.int32),
             max_tokens=min(sampling.max_tokens or left, left),
-            stop_ids=self._stop_ids | frozenset(sampling.stop_token_ids),
+            stop_ids=(frozenset() if sampling.ignore_eos else self._stop_ids)
+            | frozenset(sampling.stop_token_ids),
             sampling=drawn,
             logprobs=sampling.logprobs is not None,
             n_drafts=self._n_drafts if sampling.draft else 0,
-            text=ReplyText(self.tokenizer, tuple(sampling.stop), chat),
+            text=ReplyText(self.tokenizer, tuple(sampling.stop), chat, one_call=not sampling.parallel_calls),
             deliver=deliver,
         )
         return job, seed

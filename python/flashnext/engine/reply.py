@@ -44,17 +44,21 @@ class ReplyText:
         n_reasoning: Tokens that were drawn inside a `<think>` block.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], chat: Chat | None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, stops: Sequence[str], chat: Chat | None, *, one_call: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
         self._parser = ReplyParser(in_thinking=chat.in_thinking, tools=chat.tools) if chat else None
         self._stops = StopMatcher(stops)
+        self._one_call = one_call
+        self._called = False
         self.n_reasoning = 0
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has ended the reply."""
-        return self._stops.matched is not None
+        """Whether a stop string has ended the reply, or its first call where it may make only one."""
+        return self._stops.matched is not None or (self._one_call and self._called)
 
     def push(self, token_id: int) -> Pieces:
         """Take the next token."""
@@ -93,4 +97,5 @@ class ReplyText:
                 reasoning += part.text
             else:
                 calls.append(part)
+                self._called = True
         return Pieces(text, reasoning, tuple(calls))
