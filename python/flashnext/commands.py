@@ -90,7 +90,34 @@ def inspect(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
-COMMANDS = (convert, inspect)
+def replay(parser: argparse.ArgumentParser) -> Run:
+    """Answer a recorded request again, alone and without drafts, and compare the replies."""
+    parser.add_argument("file", type=Path, help="what `flashnext-serve --record FILE` wrote")
+    parser.add_argument("id", help="of the request, as the log and the header x-request-id tell it")
+    parser.add_argument(
+        "--model", type=Path, help="checkpoint folder (default: the one it was answered with)"
+    )
+
+    def run(args: argparse.Namespace) -> None:
+        from flashnext.engine.engine import Engine
+        from flashnext.server.record import Record
+
+        record = Record.find(args.file, args.id)
+        differ = 0
+        with Engine(
+            args.model or record.checkpoint, dtype=record.dtype, context=record.context, parallel=1
+        ) as engine:
+            for i, (was, now) in enumerate(zip(record.token_shas, record.replay(engine), strict=True)):
+                differ += was != now
+                verdict = "the same" if was == now else "differs"
+                print(f"reply {i}: seed {record.seeds[i]}, was {was}, is {now}: {verdict}")
+        if differ:
+            raise FlashnextError(f"{differ} of {len(record.seeds)} replies differ from what was recorded")
+
+    return run
+
+
+COMMANDS = (convert, inspect, replay)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -131,7 +131,7 @@ class ServerThread:
         scheduler._core = self.core
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        self.service = Service(Settings(names=("tiny",), **{"drain_s": 0.0, **settings}))
+        self.service = Service(Settings(**{"names": ("tiny",), "drain_s": 0.0, **settings}))
         self.service.ready(self.engine, 16)
         self._server = HttpServer(self.service, on_start=lambda: None, on_stop=lambda: None)
         self._thread = threading.Thread(target=self._server.run, args=([listener],))

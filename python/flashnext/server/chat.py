@@ -36,7 +36,7 @@ async def chat(service: Service, http: Request) -> Response:
             options=options,
         )
 
-    running = service.begin(http, asked.n)
+    running = service.begin(http, body, asked.n)
     try:
         running.requests = await service.choices(first, asked.n, sampling.seed)
         prompt_ids = running.requests[0].prompt_ids

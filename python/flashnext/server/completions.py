@@ -29,7 +29,7 @@ async def completions(service: Service, http: Request) -> Response:
     engine = service.engine
     sampling = asked.sampling(service.settings.defaults)
     prompts = asked.prompts()
-    running = service.begin(http, len(prompts) * asked.n)
+    running = service.begin(http, body, len(prompts) * asked.n)
     try:
         choices: list[Choice] = []
         for number, prompt in enumerate(prompts):

@@ -70,7 +70,7 @@ def parse(
     for source, found in (
         (str(config), _read_file(Path(config), options) if config else {}),
         ("environment", _read_environment(options, environ)),
-        ("command line", given),
+        ("flag", given),
     ):
         values.update(found)
         sources.update(dict.fromkeys(found, source))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import MutableMapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -30,7 +29,7 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         request_id = f"req_{self._service.new_id()}"
-        detail: dict[str, Any] = {}
+        detail: dict[str, Any] = {"id": request_id}
         scope.setdefault("state", {})["detail"] = detail
         began = self._service.clock_s()
         status = 0
@@ -47,7 +46,7 @@ class RequestLog:
             await self._app(scope, receive, tell)
         finally:
             quiet = scope["path"] in OPEN_PATHS and status == 200
-            fields: MutableMapping[str, Any] = {
+            fields: dict[str, Any] = {
                 "id": request_id,
                 "method": scope["method"],
                 "path": scope["path"],

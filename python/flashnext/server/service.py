@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -17,8 +19,11 @@ from flashnext.server.answering import Running
 from flashnext.server.errors import ModelLoading, ModelNotFound
 from flashnext.server.fields import Unknown
 from flashnext.server.queue import Queue
+from flashnext.server.record import Record
 from flashnext.server.settings import Settings
 from flashnext.version import VERSION
+
+_log = logging.getLogger("flashnext.server")
 
 STAGES = {"tokenizer and chat template": 5, "weights": 20}
 """Percent of the time of loading that has passed when a stage begins."""
@@ -120,16 +125,26 @@ class Service:
         if name not in self.settings.names + self.settings.also:
             raise ModelNotFound("model", f"{name!r} is not served here; the model is {self.name!r}"[:500])
 
-    def begin(self, http: Request, n: int) -> Running:
+    def begin(self, http: Request, body: Mapping[str, Any], n: int) -> Running:
         """Take places for n replies of a request.
+
+        Args:
+            http: The request.
+            body: What it says.
+            n: How many replies it asks for.
 
         Raises:
             QueueFull: There are not that many.
         """
         detail: dict[str, Any] = http.scope.setdefault("state", {}).setdefault("detail", {})
 
+        if self.settings.log_prompts:
+            detail["body"] = body
+
         def told(requests: Sequence[AsyncRequest], left: bool) -> None:
             detail.update(_told(requests, left))
+            if self.settings.record is not None:
+                self._record(detail.get("id", ""), http.url.path, body, requests)
 
         running = Running(self.settings.timeout_s, told)
         try:
@@ -138,6 +153,30 @@ class Service:
             running.end()
             raise
         return running
+
+    def _record(
+        self, request_id: str, route: str, body: Mapping[str, Any], requests: Sequence[AsyncRequest]
+    ) -> None:
+        """Keep a request that can be replayed: one whose replies have all come to their end."""
+        last = [request.events[-1] if request.events else None for request in requests]
+        shas = [event.token_sha for event in last if event and event.finish_reason in ("stop", "length")]
+        if not requests or len(shas) < len(requests) or self.settings.record is None:
+            return
+        record = Record(
+            id=request_id,
+            route=route,
+            checkpoint=str(self.engine.loaded.checkpoint.path),
+            dtype=self.engine.loaded.dtype,
+            context=self.engine.context,
+            defaults=asdict(self.settings.defaults),
+            body=dict(body),
+            seeds=[request.seed for request in requests],
+            token_shas=[sha for sha in shas if sha],
+        )
+        try:
+            record.append_to(self.settings.record)
+        except OSError as error:
+            _log.warning("%s: the request could not be recorded: %s", self.settings.record, error.strerror)
 
     async def choices(self, first: Callable[..., Any], n: int, seed: int | None) -> list[AsyncRequest]:
         """Begin n replies to one prompt, each as a request with its choice's seed would begin it.
