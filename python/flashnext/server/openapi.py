@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -12,9 +13,12 @@ from starlette.responses import JSONResponse, Response
 from flashnext.server import fields
 from flashnext.server.chat_request import ChatRequest
 from flashnext.server.completion_request import CompletionRequest
+from flashnext.server.drawing import StreamOptions
 from flashnext.server.service import Service
 from flashnext.server.tokens import Detokenize, Tokenize
 from flashnext.version import VERSION
+
+NONE: Mapping[str, Any] = {}
 
 _ERROR = {
     "type": "object",
@@ -79,12 +83,12 @@ def _object(*required: str) -> dict[str, Any]:
 
 
 @cache
-def description() -> dict[str, Any]:
-    """Describe every route."""
-    chat = _body(
-        ChatRequest, fields.CHAT, messages={"type": "array", "minItems": 1, "items": _MESSAGE}, stop=_STOP
-    )
-    text = _body(CompletionRequest, fields.COMPLETIONS, prompt=_PROMPT, stop=_STOP)
+def description(names: tuple[str, ...]) -> dict[str, Any]:
+    """Describe every route of a server whose model goes by these names."""
+    name = {"type": "string", "enum": list(names)}
+    messages = {"type": "array", "minItems": 1, "items": _MESSAGE}
+    chat = _body(ChatRequest, fields.CHAT, {"model": name, "messages": messages, "stop": _STOP})
+    text = _body(CompletionRequest, fields.COMPLETIONS, {"model": name, "prompt": _PROMPT, "stop": _STOP})
     models = _object("id", "object", "created", "owned_by")
     paths = {
         "/v1/chat/completions": _post(
@@ -102,7 +106,7 @@ def description() -> dict[str, Any]:
         "/v1/models": _get("The model under each of its names", _object("object", "data"), 401),
         "/v1/models/{name}": {
             **_get("The model under one name", models, 401, 404),
-            "parameters": [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}],
+            "parameters": [{"name": "name", "in": "path", "required": True, "schema": name}],
         },
         "/health": _get("Whether a request would be answered now", _object("status"), own=503),
         "/livez": _get("That the server runs", _object("status")),
@@ -113,7 +117,7 @@ def description() -> dict[str, Any]:
         "info": {"title": "flashnext", "version": VERSION},
         "paths": paths,
         "components": {
-            "schemas": {"Error": _ERROR},
+            "schemas": {"Error": _ERROR, "StreamOptions": StreamOptions.model_json_schema()},
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -124,12 +128,12 @@ def description() -> dict[str, Any]:
 
 async def openapi(service: Service, http: Request) -> Response:
     """GET /openapi.json."""
-    return JSONResponse(description())
+    return JSONResponse(description(service.settings.names))
 
 
-def _body(model: type[BaseModel], table: fields.Table, **exact: Any) -> dict[str, Any]:
-    """Make the schema of a body: what is honoured by the model, the rest by the table."""
-    schema = model.model_json_schema()
+def _body(model: type[BaseModel], table: fields.Table, exact: Mapping[str, Any] = NONE) -> dict[str, Any]:
+    """Make a body's schema: honoured fields by the model, save as `exact` says, the rest by the table."""
+    schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     properties = {
         name: {**_nullable(value), **exact.get(name, {})} for name, value in schema["properties"].items()
     }
@@ -138,8 +142,7 @@ def _body(model: type[BaseModel], table: fields.Table, **exact: Any) -> dict[str
             properties[name] = {"description": "Accepted without effect."}
         elif rule.kind == "refused":
             properties[name] = {"description": f"Refused: {rule.note}.", "enum": [*rule.neutral, None]}
-    out = {"type": "object", "properties": properties, "required": schema.get("required", [])}
-    return {**out, "$defs": schema["$defs"]} if "$defs" in schema else out
+    return {"type": "object", "properties": properties, "required": schema.get("required", [])}
 
 
 def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
@@ -154,7 +157,7 @@ def _errors(*statuses: int) -> dict[str, Any]:
 def _ok(schema: dict[str, Any], *, stream: bool = False) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if stream:
-        content["text/event-stream"] = {"schema": {"type": "string"}}
+        content["text/event-stream"] = {}  # chunks, and [DONE]; 3.1 has no words for events
     return {"description": "The answer.", "content": content}
 
 
