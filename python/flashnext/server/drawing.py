@@ -48,7 +48,7 @@ class Drawing(BaseModel):
     min_tokens: int = Field(0, ge=0)
     stop_token_ids: list[int] = Field([], max_length=64)
     draft: bool = True
-    priority: Any = "normal"
+    priority: str = "normal"
     return_token_ids: bool = False
 
     @classmethod
@@ -111,6 +111,7 @@ class Drawing(BaseModel):
             stop_token_ids=self.stop_token_ids,
             logprobs=logprobs,
             draft=self.draft,
+            priority=self.priority,
             ignore_eos=self.ignore_eos,
             **more,
         )

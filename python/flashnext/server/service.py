@@ -67,9 +67,9 @@ class Service:
         self._queue = Queue(1, settings.max_queue, clock_s)
         self._fingerprint = ""
 
-    def ready(self, engine: Engine, parallel: int) -> None:
+    def ready(self, engine: Engine) -> None:
         """Take the engine; it stays the caller's to close."""
-        self._queue = Queue(parallel, self.settings.max_queue, self.clock_s)
+        self._queue = Queue(engine.parallel, self.settings.max_queue, self.clock_s)
         self._fingerprint = _fingerprint(engine)
         self._engine = engine
 

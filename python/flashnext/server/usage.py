@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict
 from typing import Any
 
 from flashnext.engine.events import Event, Reply, Usage
@@ -18,7 +18,7 @@ def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": max((_cached(u) for u in found), default=0)},
+        "prompt_tokens_details": {"cached_tokens": max((u.cached_tokens for u in found), default=0)},
         "completion_tokens_details": {"reasoning_tokens": sum(u.reasoning_tokens for u in found)},
     }
 
@@ -35,10 +35,6 @@ def total(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def _cached(usage: Usage) -> int:
-    return int(getattr(usage, "cached_tokens", 0))
-
-
 def extras(last: Event | Reply, seed: int) -> dict[str, Any]:
     """Write the object `flashnext` of a choice: its fingerprint, its seed, and how it was made.
 
@@ -47,8 +43,12 @@ def extras(last: Event | Reply, seed: int) -> dict[str, Any]:
         seed: That the choice was drawn with.
     """
     out: dict[str, Any] = {"token_sha": last.token_sha, "seed": seed}
-    for name in ("timings", "drafts"):
-        value = getattr(last, name, None)
-        if value is not None:
-            out[name] = asdict(value) if is_dataclass(value) and not isinstance(value, type) else dict(value)
+    if last.timings is not None:
+        out["timings"] = {name: _rounded(ms) for name, ms in asdict(last.timings).items()}
+    if last.drafts is not None:
+        out["drafts"] = asdict(last.drafts)
     return out
+
+
+def _rounded(ms: float | None) -> float | None:
+    return None if ms is None else round(ms, 3)
