@@ -11,6 +11,7 @@ import openai
 import pytest
 from flashnext.engine.sampling import choice_seed
 from flashnext.text.tokenizer import Tokenizer
+from support.serving import server_process
 
 TINY = Path(__file__).parents[1] / "tiny"
 TOKENIZER = Tokenizer.from_folder(TINY / "hf")
@@ -221,3 +222,77 @@ def test_tools_stream_and_logprobs_go_together(client: openai.OpenAI) -> None:
     whole = ask(client, case["messages"], parallel_tool_calls=False, **more)
     assert len(whole.choices[0].message.tool_calls) == 1
     assert whole.choices[0].finish_reason == "tool_calls"
+
+
+def test_a_thinking_budget_closes_the_block(client: openai.OpenAI) -> None:
+    reply = ask(client, extra_body={"thinking_budget": 5}, logprobs=True)
+    message = reply.choices[0].message
+    assert message.reasoning == "3 + 4 ="
+    assert message.content and "think" not in message.content
+    told = bytes(b for e in reply.choices[0].logprobs.content for b in e.bytes).decode()
+    assert told == message.content
+    chunks = [c.choices[0] for c in streamed(client, extra_body={"thinking_budget": 5})]
+    assert "".join(c.delta.content or "" for c in chunks) == message.content
+    assert chunks[-1].flashnext["token_sha"] == reply.choices[0].flashnext["token_sha"]
+
+
+def test_timings_and_drafts_are_told_with_each_choice(client: openai.OpenAI) -> None:
+    whole = [c.flashnext for c in ask(client, n=2).choices]
+    last = streamed(client)[-1].choices[0].flashnext
+    for told in (*whole, last):
+        assert set(told) == {"token_sha", "seed", "timings", "drafts"}
+        assert set(told["drafts"]) == {"proposed", "accepted"}
+        timings = told["timings"]
+        assert timings["first_token_ms"] >= timings["prompt_ms"] > 0
+        assert timings["decode_ms"] > 0
+
+
+def test_background_requests_are_served_and_other_priorities_refused(client: openai.OpenAI) -> None:
+    reply = ask(client, extra_body={"priority": "background"})
+    assert reply.choices[0].message.content == "3 + 4 = 7"
+    with pytest.raises(openai.BadRequestError, match="priority"):
+        ask(client, extra_body={"priority": "vip"})
+
+
+def test_drafts_change_no_log_probability() -> None:
+    hot: Any = {"temperature": 2, "seed": 3, "max_tokens": 60, "logprobs": True, "top_logprobs": 5}
+    with (
+        server_process("--drafts", "4") as server,
+        openai.OpenAI(base_url=server.url, api_key="none") as client,
+    ):
+        with_drafts, without = (
+            ask(client, **hot, extra_body={"draft": draft, "top_k": 0}).choices[0] for draft in (True, False)
+        )
+    assert with_drafts.flashnext["drafts"]["proposed"] > 0 == without.flashnext["drafts"]["proposed"]
+    assert with_drafts.logprobs == without.logprobs
+    entries = [*with_drafts.logprobs.reasoning_content]
+    assert all(-9999 <= e["logprob"] <= 0 and e["bytes"] for e in entries)
+
+
+# --- the client's own helpers
+
+
+def test_the_streaming_helper_builds_the_whole_reply(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(
+        model=MODEL, messages=SUM, temperature=0, logprobs=True, stream_options={"include_usage": True}
+    ) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == "3 + 4 = 7"
+    assert final.usage is not None and final.usage.completion_tokens == 28
+    assert "content.delta" in kinds and "content.done" in kinds and "logprobs.content.delta" in kinds
+
+
+def test_the_streaming_helper_builds_a_call(client: openai.OpenAI) -> None:
+    cases = map(json.loads, (TINY / "golden.jsonl").read_text(encoding="utf-8").splitlines())
+    case = next(c for c in cases if c["tools"] and "<tool_call>" in c["output_text"])
+    extra = {"chat_template_kwargs": {"enable_thinking": case["enable_thinking"]}}
+    with client.chat.completions.stream(
+        model=MODEL, messages=case["messages"], tools=case["tools"], temperature=0, extra_body=extra
+    ) as stream:
+        final = stream.get_final_completion()
+    assert final.choices[0].finish_reason == "tool_calls"
+    assert final.choices[0].message.tool_calls is not None
+    (call,) = final.choices[0].message.tool_calls
+    assert f"<function={call.function.name}>" in case["output_text"]
+    json.loads(call.function.arguments)

@@ -47,6 +47,7 @@ class Sampling:
         stop_token_ids: Ids that end the reply beside those of the checkpoint.
         logprobs: Report the log-probability of each token, and of this many of the likeliest; None for none.
         draft: Let drafts speed the reply up. They never change it.
+        thinking_budget: Most tokens of a chat's thoughts; at it their block is closed, and the answer begins.
         ignore_eos: Go on after the checkpoint's end tokens, to max_tokens or the context.
         parallel_calls: Let a chat's reply make several calls; without, it ends after the first.
         priority: "normal", or "background" for a request that yields to those.
@@ -66,6 +67,7 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
     draft: bool = True
+    thinking_budget: int | None = None
     ignore_eos: bool = False
     parallel_calls: bool = True
     priority: str = "normal"
@@ -85,6 +87,7 @@ class Sampling:
                 raise InvalidField(name, f"expected a number from {at_least} to {high:g}, found {value!r}")
         _check_integer("top_k", self.top_k, -1, 2**31 - 1)
         _check_integer("seed", self.seed, -(2**63), 2**64 - 1)
+        _check_integer("thinking_budget", self.thinking_budget, 0, 2**63)
         _check_integer("max_tokens", self.max_tokens, 1, 2**63)
         _check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
         if self.priority not in PRIORITIES:

@@ -97,4 +97,5 @@ class ChatRequest(Drawing):
             cap=limits.pop() if limits else None,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             parallel_calls=self.parallel_tool_calls,
+            thinking_budget=self.thinking_budget,
         )
