@@ -95,6 +95,7 @@ class WatchedCore:
     Attributes:
         before: Called ahead of each step with its name, "prompt" or "round"; may raise.
         endless: Replies never end by themselves: stop tokens are replaced.
+        script: Tokens that each reply consists of, in place of what was drawn; its end token with them.
         n_chunks, n_rounds: Steps so far.
     """
 
@@ -103,13 +104,15 @@ class WatchedCore:
         self._stop_ids = stop_ids
         self.before: Callable[[str], object] = lambda what: None
         self.endless = False
+        self.script: list[int] = []
+        self._spoken: dict[Any, int] = {}
         self.n_chunks = self.n_rounds = 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
     def begin(self, session: Any, options: Any) -> None:
-        self._core.begin(session, replace(options, stop_ids=()) if self.endless else options)
+        self._core.begin(session, replace(options, stop_ids=()) if self._replaces else options)
 
     def step(self, chunk: Sequence[Any], round: Sequence[Any]) -> list[Any]:
         if chunk:
@@ -126,11 +129,23 @@ class WatchedCore:
 
     def _watched(self, landed: list[Any]) -> list[Any]:
         self.n_rounds += any(one.tokens for one in landed)
-        return [self._replaced(one) for one in landed] if self.endless else landed
+        return [self._replaced(one) for one in landed] if self._replaces else landed
+
+    @property
+    def _replaces(self) -> bool:
+        return self.endless or bool(self.script)
 
     def _replaced(self, landed: Any) -> Any:
         fields = ("session", "ended", "proposed", "accepted", "error", "short")
-        tokens = [self._replaced_token(drawn) for drawn in landed.tokens]
+        if self.script:
+            at = self._spoken.get(landed.session, 0)
+            self._spoken[landed.session] = at + len(landed.tokens)
+            tokens = [
+                SimpleNamespace(token=token, logprob=-1.0, top=[])
+                for token in self.script[at : at + len(landed.tokens)]
+            ]
+        else:
+            tokens = [self._replaced_token(drawn) for drawn in landed.tokens]
         return SimpleNamespace(tokens=tokens, **{name: getattr(landed, name) for name in fields})
 
     def _replaced_token(self, drawn: Any) -> Any:

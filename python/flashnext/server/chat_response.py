@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,9 @@ from flashnext.engine.events import Event, Reply, Usage
 from flashnext.server.logprobs import ChatLogprobs, chat_logprobs
 from flashnext.server.usage import extras, usage_of
 from flashnext.text.parser import ToolCall
+
+PIECE_CHARS = 4096
+"""Most characters of a call's arguments in one chunk."""
 
 
 @dataclass
@@ -102,10 +105,14 @@ class ChatResponse:
         delta: dict[str, Any] = _reasoning(event.reasoning)
         if event.text:
             delta["content"] = event.text
-        if event.tool_calls:
-            first = state.n_calls
-            calls = self._calls(state, event.tool_calls)
-            delta["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(calls)]
+        first = state.n_calls
+        pieces = [
+            {"index": first + i, **piece}
+            for i, call in enumerate(self._calls(state, event.tool_calls))
+            for piece in _pieces(call)
+        ]
+        if pieces:
+            delta["tool_calls"] = pieces[:1]
         logprobs = None
         if state.logprobs:
             logprobs = state.logprobs.step(event.logprobs or (), event.text, event.reasoning)
@@ -114,6 +121,7 @@ class ChatResponse:
             out.append(self._chunk(index, delta, logprobs=logprobs))
             if self.tell_ids:
                 out[0]["choices"][0]["token_ids"] = list(event.token_ids)
+        out += [self._chunk(index, {"tool_calls": [piece]}) for piece in pieces[1:]]
         if event.finish_reason is not None:
             last = self._chunk(index, {}, _finish_reason(state, event.finish_reason))
             last["choices"][0]["flashnext"] = extras(event, state.seed)
@@ -163,6 +171,15 @@ class ChatResponse:
             }
             for c in calls
         ]
+
+
+def _pieces(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Cut a call with long arguments, so that no chunk of a stream is large; the first piece names it."""
+    function = call["function"]
+    text = function["arguments"]
+    yield {**call, "function": {**function, "arguments": text[:PIECE_CHARS]}}
+    for at in range(PIECE_CHARS, len(text), PIECE_CHARS):
+        yield {"function": {"arguments": text[at : at + PIECE_CHARS]}}
 
 
 def _finish_reason(state: _Choice, reason: str) -> str:
