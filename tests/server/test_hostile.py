@@ -303,3 +303,70 @@ def test_hot_sampling_never_reaches_a_padded_id(post: Any) -> None:
         "return_token_ids": True,
     }
     assert max(post(body).json()["choices"][0]["token_ids"]) < 2560
+
+
+# --- the other routes
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"model": MODEL, "prompt": "a", "max_tokens": 1},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+@pytest.mark.parametrize("route", OTHERS)
+def test_no_route_takes_a_body_that_is_no_plain_json_object(
+    route: str, post: Any, server: ServerProcess
+) -> None:
+    url = server.url.removesuffix("/v1") + route
+    headers = {"content-type": "application/json"}
+    for body, problem in BODIES:
+        assert problem in error_of(httpx.post(url, content=body, headers=headers, timeout=60))["message"]
+    twice = json.dumps(OTHERS[route]).encode()[:-1] + b', "model": "x", "model": "y"}'
+    assert "stands twice" in error_of(httpx.post(url, content=twice, headers=headers))["message"]
+    wrongs: tuple[Any, ...] = ("x", 5, [], {}, 1.5, True)
+    for wrong in wrongs:
+        for field in OTHERS[route]:
+            response = httpx.post(url, json={**OTHERS[route], field: wrong}, timeout=60)
+            assert response.status_code < 500, response.text
+    assert httpx.post(url, json=OTHERS[route], timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop"])
+def test_completions_mend_half_a_surrogate_pair_and_cut_nothing_at_nul(
+    field: str, post: Any, server: ServerProcess
+) -> None:
+    def ids_for(text: str) -> Any:
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 1, "return_token_ids": True, field: text}
+        data = json.dumps(body).encode()
+        response = httpx.post(
+            f"{server.url}/completions",
+            content=data,
+            headers={"content-type": "application/json"},
+            timeout=60,
+        )
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]["prompt_token_ids"]
+
+    if field == "prompt":
+        assert ids_for(HALF) == ids_for("x \ufffd")
+        assert len({tuple(ids_for(text)) for text in ("a", "a\0", "a\0b", "a\0c")}) == 4
+    else:
+        assert ids_for(HALF) == ids_for("a\0b") == ids_for("x")
+
+
+def test_the_window_and_the_default_cap_are_the_same_on_both_routes() -> None:
+    with server_process("--context", "64") as small, httpx.Client(base_url=small.url, timeout=60) as http:
+        endless = {"model": MODEL, "ignore_eos": True}
+        chat = http.post("/chat/completions", json={**endless, "messages": SUM}).json()
+        ids = http.post("/chat/completions", json={**PLAIN, "return_token_ids": True}).json()[
+            "prompt_token_ids"
+        ]
+        text = http.post("/completions", json={**endless, "prompt": ids}).json()
+        for reply in (chat, text):
+            assert reply["usage"]["total_tokens"] == 64
+            assert reply["choices"][0]["finish_reason"] == "length"
+        assert http.post("/completions", json={**endless, "prompt": [5] * 63}).status_code == 200
+        for over in (64, 65):
+            error = error_of(http.post("/completions", json={**endless, "prompt": [5] * over}))
+            assert error["param"] == "prompt" and f"{over} tokens" in error["message"]
