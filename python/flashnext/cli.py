@@ -95,7 +95,12 @@ def _serve_parser() -> argparse.ArgumentParser:
         nargs="?",
         type=Path,
         metavar="MODEL",
-        help="checkpoint folder (default: the small one in the package)",
+        help="checkpoint folder, or ORG/NAME[@REVISION] of a hub (default: the small one in the package)",
+    )
+    model.add_argument(
+        "--offline",
+        action="store_true",
+        help="fetch nothing; a hub's model has to be in the cache (default: fetch)",
     )
     model.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1, this machine only)"
@@ -201,8 +206,8 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
     from flashnext.server.run import HttpServer
     from flashnext.server.service import Service
 
-    path: Path = args.model or BUNDLED
-    settings = settings_of(args, path.resolve().name, [str(path), "flashnext"])
+    path, name = _find_model(args.model or BUNDLED, args.offline)
+    settings = settings_of(args, name, [str(args.model or BUNDLED), "flashnext"])
     set_up(args.log_level, args.log_format)
     service = Service(settings)
     load = partial(
@@ -244,6 +249,17 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
     finally:
         if not loading.close(STOP_TIMEOUT_S):
             _exit_now()  # the device is in a long step that nobody waits for any more
+
+
+def _find_model(given: Path, offline: bool) -> tuple[Path, str]:
+    """Find the folder of a checkpoint, fetched where it is a hub's, and the name to serve it under."""
+    from flashnext.checkpoint.hub import is_hub_name
+
+    if given.exists() or not is_hub_name(str(given)):
+        return given, given.resolve().name
+    from flashnext.commands import fetch
+
+    return fetch(str(given), offline=offline), given.name.partition("@")[0]
 
 
 def _exit_now() -> NoReturn:

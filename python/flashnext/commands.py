@@ -19,7 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from flashnext.checkpoint import open_checkpoint
+from flashnext.checkpoint import hub, open_checkpoint
 from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
 from flashnext.checkpoint.convert import convert as convert_checkpoint
 from flashnext.checkpoint.summary import Summary
@@ -117,7 +117,50 @@ def replay(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
-COMMANDS = (convert, inspect, replay)
+def pull(parser: argparse.ArgumentParser) -> Run:
+    """Fetch a checkpoint from a model hub into its cache, and print the folder."""
+    parser.add_argument("name", help="ORG/NAME, or ORG/NAME@REVISION")
+    parser.add_argument("--offline", action="store_true", help="use what the cache has, and ask nobody")
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="address of the hub or a mirror (default: HF_ENDPOINT)"
+    )
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="cache (default: HF_HUB_CACHE)")
+
+    def run(args: argparse.Namespace) -> None:
+        print(fetch(args.name, offline=args.offline, endpoint=args.endpoint, cache=args.cache))
+
+    return run
+
+
+def fetch(
+    name: str, *, offline: bool = False, endpoint: str | None = None, cache: Path | None = None
+) -> Path:
+    """Fetch a checkpoint and show bytes, rate and time left; returns its folder.
+
+    Raises:
+        CheckpointError: It cannot be had.
+    """
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    bars = Progress(*columns, console=Console(stderr=True))
+    task = bars.add_task(f"fetching {name}", total=None)
+
+    def advance(done: int, total: int) -> None:
+        bars.start()  # only once, and not before there is progress, so that a refusal is one line
+        bars.update(task, completed=done, total=total)
+
+    try:
+        return hub.pull(
+            hub.HubName.read(name), offline=offline, endpoint=endpoint, cache=cache, progress=advance
+        )
+    finally:
+        if bars.live.is_started:
+            bars.stop()
+
+
+COMMANDS = (convert, inspect, pull, replay)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
