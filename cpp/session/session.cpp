@@ -175,7 +175,11 @@ void Session::take_pages(int end) {
 
 int Session::reserve(int end) {
   const std::lock_guard lock(mutex_);
-  return reserve_pages(end);
+  try {
+    return reserve_pages(end);
+  } catch (const OutOfMemory&) {  // of a slab: it holds what it held
+    return std::min(static_cast<int>(pages_.size()) * kPageTokens, model_->options().context);
+  }
 }
 
 int Session::reserve_pages(int end) {

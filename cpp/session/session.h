@@ -40,8 +40,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // windows ahead for a window. Throws InvalidArgument beyond the context or for a closed session, OutOfPages
   // with nothing changed.
   Sequence begin(int n_rows, bool is_window);
-  // Takes pages for positions below `end`, as far as there are any and the context reaches; returns how far
-  // they do.
+  // Takes pages for positions below `end`, as far as there are any, also for want of memory, and the context
+  // reaches; returns how far they do.
   int reserve(int end);
   // The pass has run: rows of a prompt chunk are committed, those of a window wait for keep().
   void end(int n_rows, bool is_window);
