@@ -75,3 +75,23 @@ def test_a_failure_in_the_draft_head_names_it(
     with pytest.raises(DeviceError) as failure:
         engine.runner.prompt(session, PROMPT, True, GREEDY, 3)
     assert str(failure.value) == message
+
+
+def test_no_memory_for_the_pages_of_drafts_costs_the_drafts_alone(engine: Engine) -> None:
+    pool, device = engine.loaded.pool, engine.loaded.device
+    sessions = []
+    for n_pages in (16, 15, 1):  # together a slab
+        sessions.append(engine.session())
+        prompt = np.resize(PROMPT, 64 * n_pages)
+        if n_pages > 1:
+            for first in range(0, len(prompt), 512):
+                engine.runner.prompt(sessions[-1], prompt[first : first + 512], False, GREEDY)
+    assert (pool.total, pool.free) == (64, 33)
+    n_bytes = pool.allocated_bytes
+    testing.fail_allocation(device, 3)  # behind the two buffers of the reply
+    assert engine.runner.prompt(sessions[-1], prompt, True, GREEDY, 3)
+    assert testing.n_faults(device) == 0 and pool.allocated_bytes == n_bytes
+    assert engine.runner.drafts(sessions[-1]) == []
+    for session in sessions:
+        session.close()
+    assert pool.free == pool.total
