@@ -57,7 +57,7 @@ MECHANISMS = (
     "ends: stop", "ends: length", "ends: cancelled", "failed dispatches", "failed dispatches of the head",
     "failed allocations", "jobs failed", "cancelled waiting", "cancelled preempted", "cancelled paused",
     "cancelled reading", "cancelled decoding", "cancelled beside a paused one", "cancelled in a prompt pass",
-    "cancelled in a round", "known replies drawn again",
+    "cancelled in a round", "known replies drawn again", "prices timed",
 )  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def prompts_of(seed: int) -> list[list[int]]:
         for n_own in (1, 5, 30, 70):
             out.append(shared + [rng.randrange(12, 200) for _ in range(n_own)])
         out.append(shared)
-    out += [[rng.randrange(12, 200) for _ in range(n)] for n in (1, 3, 20, 60)]
+    out += [[rng.randrange(12, 200) for _ in range(n)] for n in (1, 3, 20, 60, 8, 30, 50, 45, 25, 55)]
     return out
 
 
@@ -355,6 +355,8 @@ class Run:
                 self.cancel(among=rare)
             if self.scenario.faults and rng.random() < 0.05:
                 self.plant()
+            if scheduler.idle and rng.random() < 0.3:
+                self.tally["prices timed"] += scheduler.spare_time()
             scheduler.step()
         _core.testing.clear_faults(self.device)
         self._require_nothing_held()
