@@ -188,10 +188,10 @@ void Driver::allot(std::span<const RunningPart* const> running, std::span<MostDr
 }
 
 void Driver::land_untimed() {
+  committed_at_.clear();
   for (const LandedPart& part : runner_.land()) {
     if (part.error) std::rethrow_exception(part.error);
   }
-  committed_at_.clear();
 }
 
 // Commits a round of as many of the sequences as it can hold.
