@@ -8,7 +8,9 @@ import os
 import random
 import socket
 import struct
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,7 +25,7 @@ N_REQUESTS, N_RESETS = (1000, 200) if FULL else (100, 20)
 N_AT_ONCE = 6
 # What the interpreter, the event loop and the allocator may still take once all has been used; a session
 # that was kept would be 0.7 MiB, a page 0.08.
-MOST_GROWTH_MIB = 24
+MOST_GROWTH_MIB = 16
 
 SUM: dict[str, Any] = {"messages": [{"role": "user", "content": "What is 3 + 4?"}], "temperature": 0}
 KNOWN = "3 + 4 = 7"
@@ -202,6 +204,39 @@ def test_a_short_request_beside_six_long_replies_ends_before_them(server: Server
         for one in replies:
             one.result()
     assert ends[0] == "short"
+
+
+def test_of_many_requests_at_once_those_beyond_the_limit_are_told_at_once_to_come_back() -> None:
+    server = ServerThread(parallel=2, max_queue=8)
+    try:
+        server.core.endless = True
+        body = {"model": "tiny", **SUM, "max_tokens": 8000, "stream": True}
+
+        def ask_for_the_status(client: httpx.Client) -> tuple[int, str | None]:
+            with client.stream("POST", url(server), json=body) as response:
+                if response.status_code == 200:
+                    full.wait(60)  # keep the place until all others have been answered
+                else:
+                    refused.append(time.monotonic() - began)
+                return response.status_code, response.headers.get("retry-after")
+
+        full, refused = threading.Event(), list[float]()
+        began = time.monotonic()
+        with httpx.Client(timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+            with concurrent.futures.ThreadPoolExecutor(100) as pool:
+                answers = [pool.submit(ask_for_the_status, client) for _ in range(100)]
+                while len(refused) < 90:
+                    assert time.monotonic() < began + 60, len(refused)
+                    time.sleep(0.01)
+                full.set()
+            told = [answer.result() for answer in answers]
+        assert Counter(status for status, _ in told) == {200: 10, 503: 90}
+        assert all(after and 1 <= int(after) <= 60 for status, after in told if status == 503)
+        require_idle(server)
+        server.core.endless = False
+        assert ask(server, SUM)["message"]["content"] == KNOWN
+    finally:
+        server.close()
 
 
 def test_ten_requests_without_a_seed_differ_and_each_can_be_replayed(server: ServerThread) -> None:

@@ -22,12 +22,16 @@ class Others:
     """A thread that looks, wakes and closes all the time."""
 
     def __init__(self, driver: _core.Driver, pool: _core.PagePool, seed: int) -> None:
-        self._driver, self._pool, self._rng = driver, pool, random.Random(seed)
+        self._driver, self._pool, self._seed, self._rng = driver, pool, seed, random.Random(seed)
         self.sessions: list[_core.Session] = []
         self.closed: set[int] = set()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
+
+    def _leaves(self, at: int) -> bool:
+        """Whether a session is closed before its end, if it does not come to it sooner."""
+        return (self._seed + at) % 3 == 0
 
     def _run(self) -> None:
         rng = self._rng
@@ -37,7 +41,7 @@ class Others:
             self._driver.prices([1, 4])
             for at, session in enumerate(list(self.sessions)):
                 assert session.n_pages >= 0 and session.length >= 0
-                if rng.random() < 0.02:
+                if self._leaves(at) and rng.random() < 0.05:
                     self.closed.add(at)
                     session.close()
             if rng.random() < 0.3:

@@ -344,6 +344,8 @@ class Run:
         rng, scheduler = self.rng, self.scheduler
         for steps in itertools.count():
             assert steps < 20_000, "this goes on for ever"
+            if scheduler.idle and rng.random() < 0.5:
+                self.tally["prices timed"] += scheduler.spare_time()
             more = len(self.clients) < self.scenario.n_requests
             if more and (scheduler.idle or rng.random() < 0.1):
                 self.arrive()
@@ -351,12 +353,10 @@ class Run:
                 break
             elif rng.random() < 0.015:
                 self.cancel()
-            elif (rare := self.rare()) and rng.random() < 0.05:
+            elif (rare := self.rare()) and rng.random() < 0.02:
                 self.cancel(among=rare)
             if self.scenario.faults and rng.random() < 0.05:
                 self.plant()
-            if scheduler.idle and rng.random() < 0.3:
-                self.tally["prices timed"] += scheduler.spare_time()
             scheduler.step()
         _core.testing.clear_faults(self.device)
         self._require_nothing_held()
