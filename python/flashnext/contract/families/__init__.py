@@ -4,6 +4,7 @@ from flashnext.contract.families import (
     attention,
     copies,
     delta,
+    drafts,
     experts,
     hyper,
     index,
@@ -11,6 +12,7 @@ from flashnext.contract.families import (
     ngram,
     ple,
     rope,
+    rounds,
     router,
     rows,
 )
@@ -19,6 +21,7 @@ __all__ = [
     "attention",
     "copies",
     "delta",
+    "drafts",
     "experts",
     "hyper",
     "index",
@@ -26,6 +29,7 @@ __all__ = [
     "ngram",
     "ple",
     "rope",
+    "rounds",
     "router",
     "rows",
 ]
