@@ -1,10 +1,10 @@
 """The contracts of all kernels, a family of kernels a file; importing this package enters them."""
 
 from flashnext.contract.families import (
+    absorb,
     attention,
     copies,
     delta,
-    drafts,
     experts,
     hyper,
     index,
@@ -18,10 +18,10 @@ from flashnext.contract.families import (
 )
 
 __all__ = [
+    "absorb",
     "attention",
     "copies",
     "delta",
-    "drafts",
     "experts",
     "hyper",
     "index",

@@ -348,10 +348,10 @@ class DraftRows(TableFamily):
         sequences = np.frombuffer(rng.bytes(n * STRUCTS["Sequence"].itemsize), STRUCTS["Sequence"])
         draws = np.zeros(n, STRUCTS["DrawRow"])
         draws["reply"] = rng.integers(1, 1 << 60, n)  # handed on and not followed
-        drafted = rng.integers(0, 1 << 18, n).astype(np.int32)
+        drafted = rng.integers(0, 1 << 18, (n,)).astype(np.int32)
         if n > 1:
             drafted[rng.integers(0, n, 1 + n // 8)] = -1
-        lengths, made = rng.integers(0, 1000, n), rng.integers(0, MAX_WINDOW - 1, n)
+        lengths, made = rng.integers(0, 1000, (n,)), rng.integers(0, MAX_WINDOW - 1, (n,))
         draws["position"], draws["n_counted"] = lengths + 1 + made, lengths + 1
         replies = [
             Reply(draw_state(rng, length=length, n_drafts=n_drafts), reply_text(rng, length))
