@@ -317,7 +317,7 @@ struct Landed {
   int32_t n_verified, n_accepted;  // drafts
   int32_t copied;                  // they were copies
   int32_t first_logits;            // row of the logits that the first token was drawn from
-  int32_t n_drafts;                // that were made behind it
+  int32_t n_head, n_copied;        // drafts that were made behind it, by the head or as copies
   int32_t tokens[kMaxWindow];      // -1: all logits were NaN
 };
 

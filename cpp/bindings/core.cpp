@@ -216,6 +216,9 @@ void bind_sessions(nb::module_& m) {
       .def_prop_ro("n_pages", &Session::n_pages)
       .def_prop_ro("size_bytes", &Session::size_bytes)
       .def("keep", &Session::keep, "n"_a, "Commit the first n rows of the last window.")
+      .def("fork", &Session::fork,
+           "A session with the same committed positions, which shares all pages but the last; between prompt "
+           "passes only.")
       .def("close", &Session::close, "Give pages and memory back; idempotent.");
 
   nb::class_<Sampling>(m, "Sampling", "How tokens are drawn; see cpp/rounds/sampler.h.")
@@ -321,5 +324,6 @@ NB_MODULE(_core, m) {
   flashnext::bind_model(m);
   flashnext::bind_sessions(m);
   flashnext::bind_runner(m);
+  flashnext::bind_driver(m);
   flashnext::bind_testing(m);
 }

@@ -39,8 +39,11 @@ Runner::Reply& Runner::reply_of(const Session& session) {
   return *reply;
 }
 
-Runner::Runner(std::shared_ptr<Model> model, int n_valid)
-    : model_(std::move(model)), n_valid_(n_valid), done_(model_->device()->event()) {
+Runner::Runner(std::shared_ptr<Model> model, int n_valid, bool serial_drafts)
+    : model_(std::move(model)),
+      n_valid_(n_valid),
+      serial_drafts_(serial_drafts),
+      done_(model_->device()->event()) {
   if (n_valid < 1 || n_valid > model_->config().vocab_size) {
     throw InvalidArgument("runner: n_valid is " + std::to_string(n_valid) +
                           ", expected 1 to the vocabulary size " +
@@ -364,13 +367,23 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   }
   if (!bounds.n_sequences) return 0;
   const auto n_valid = static_cast<uint32_t>(n_valid_);
-  const std::unique_ptr<CommandBuffer> cb = model_->device()->command_buffer();
+  std::unique_ptr<CommandBuffer> cb = model_->device()->command_buffer();
   model_->record_round_rows(*cb, pass.slot, bounds.n_sequences);
   model_->record_rows(*cb, Model::Tables::kRound, bounds);
   model_->record_logits(*cb, Model::Tables::kRound, bounds.n_rows);
   model_->record_verdict(*cb, Model::Tables::kRound, pass.slot, bounds.n_sequences, bounds.n_rows, copies,
                          n_valid);
   if (model_->has_head()) {
+    if (serial_drafts_) {
+      cb->signal(done_, ++n_committed_);
+      cb->commit();
+      try {
+        done_->wait(n_committed_);
+      } catch (...) {
+        pass.error = std::current_exception();
+      }
+      cb = model_->device()->command_buffer();
+    }
     model_->record_drafts(*cb, bounds.n_sequences, bounds, static_cast<uint32_t>(most_drafts), n_valid);
   }
   const int n = static_cast<int>(bounds.n_sequences);
@@ -391,16 +404,17 @@ std::vector<LandedPart> Runner::land() {
   if (passes_.empty()) return out;
   const Pass pass = std::move(passes_.front());
   passes_.pop_front();
-  std::exception_ptr error;
+  std::exception_ptr error = pass.error;
   try {
     done_->wait(pass.value);
   } catch (...) {
-    error = std::current_exception();
+    if (!error) error = std::current_exception();
   }
   const Landed* all = model_->landed(pass.slot);
   for (const Pass::Entry& e : pass.entries) {
     LandedPart part;
     part.session = e.session;
+    part.is_round = pass.is_round;
     if (error) {
       part.error = error;
       e.session->fail();
@@ -411,6 +425,8 @@ std::vector<LandedPart> Runner::land() {
         Reply& reply = reply_of(*e.session);
         part.tokens = drawn(*landed, reply);
         part.ended = landed->ended;
+        part.n_head = landed->n_head;
+        part.n_copied = landed->n_copied;
         if (pass.is_round && landed->n_tokens) {
           part.proposed = landed->n_verified;
           part.accepted = landed->n_accepted;

@@ -69,9 +69,11 @@ struct RoundPart {
 struct LandedPart {
   SessionRef session;
   std::vector<Drawn> tokens;
+  bool is_round = false;               // else a prompt chunk
   bool ended = false;                  // a stop id, the end or NaN: it has no rounds any more
   int proposed = 0, accepted = 0;      // drafts that were verified and kept
   bool copied = false;                 // they were copies
+  int n_head = 0, n_copied = 0;        // drafts that wait for the next round
   bool short_of_pages = false;         // it took no part: there was no page for it
   std::exception_ptr error = nullptr;  // why it took no part, or failed; then only close() is allowed
 };
@@ -80,10 +82,12 @@ struct LandedPart {
 class Runner {
  public:
   // n_valid: token ids at or beyond it (padding of the vocabulary) are never drawn.
-  Runner(std::shared_ptr<Model> model, int n_valid);
+  // serial_drafts: drafts are made when the host has seen the verdict.
+  Runner(std::shared_ptr<Model> model, int n_valid, bool serial_drafts = false);
   ~Runner();
 
   const Model& model() const { return *model_; }
+  const std::shared_ptr<Model>& model_ref() const { return model_; }
   int max_chunk() const { return model_->options().max_chunk; }
   int max_window() const { return std::min(model_->options().max_window, kMaxWindow); }
   int max_round() const { return model_->options().max_round; }
@@ -136,6 +140,7 @@ class Runner {
     bool is_round = false;
     int slot = 0;
     uint64_t value = 0;
+    std::exception_ptr error = nullptr;  // that is known already
   };
   // Rows that the draft head absorbs of a prompt chunk.
   struct AbsorbPart {
@@ -160,6 +165,7 @@ class Runner {
 
   std::shared_ptr<Model> model_;
   int n_valid_;
+  bool serial_drafts_;
   EventRef done_;
   uint64_t n_committed_ = 0;
   int next_slot_ = 0;

@@ -236,6 +236,7 @@ ReplyState& Session::reply() {
   r.state = block_->address();
   for (int i = 0; i < 2; ++i) r.unsettled[i] = unsettled_[i]->address();
   r.text = text_->address();
+  r.parity = parity_;
   return r;
 }
 

@@ -16,6 +16,14 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from flashnext.engine.defaults import (
+    DRAFTS,
+    GAP_MS,
+    MAX_PARALLEL,
+    MAX_ROUND_ROWS,
+    PARALLEL,
+    ROUND_ROWS,
+)
 from flashnext.errors import FlashnextError
 from flashnext.version import VERSION
 
@@ -100,24 +108,43 @@ def _serve_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--parallel",
-        type=int,
-        default=16,
-        metavar="N",
-        help="most requests answered at once, 1 to 64 (default 16)",
+        type=_parallel,
+        metavar="auto|N",
+        help=f"most requests answered at once, 1 to {MAX_PARALLEL} (default auto: {PARALLEL}, or as many as "
+        "there is room for)",
     )
     parser.add_argument(
         "--gap",
         type=float,
-        default=250.0,
+        default=GAP_MS,
         metavar="MS",
-        help="how long replies may stand still while others' prompts are read (default 250 ms)",
+        help=f"how long replies may stand still while others' prompts are read (default {GAP_MS:g} ms)",
     )
     parser.add_argument(
         "--drafts",
         type=int,
-        default=0,
+        default=DRAFTS,
         metavar="N",
-        help="most draft tokens of a round, 0 to 15; they change speed only (default 0)",
+        help=f"most draft tokens of a round, 0 to 15; they change speed only (default {DRAFTS})",
+    )
+    parser.add_argument(
+        "--round-rows",
+        type=int,
+        default=ROUND_ROWS,
+        metavar="N",
+        help=f"most rows of a round, tokens and drafts of all requests, 1 to {MAX_ROUND_ROWS} "
+        f"(default {ROUND_ROWS})",
+    )
+    parser.add_argument(
+        "--no-lone", action="store_true", help="no rounds without the host while one request runs alone"
+    )
+    parser.add_argument(
+        "--serial-drafts",
+        action="store_true",
+        help="draft for one request after another, not for all at once",
+    )
+    parser.add_argument(
+        "--no-prices", action="store_true", help="as many drafts as allowed, whatever they cost"
     )
     return parser
 
@@ -125,6 +152,14 @@ def _serve_parser() -> argparse.ArgumentParser:
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text!r}")
+    return int(text)
+
+
+def _parallel(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected auto or a number, found {text!r}")
     return int(text)
 
 
@@ -160,6 +195,10 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
         drafts=args.drafts,
         parallel=args.parallel,
         gap_ms=args.gap,
+        round_rows=args.round_rows,
+        lone=not args.no_lone,
+        serial_drafts=args.serial_drafts,
+        prices=not args.no_prices,
     )
     with _progress(path) as progress:
         engine = _in_thread(partial(load, progress=progress))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,20 +38,18 @@ class Counted:
     def __init__(self, core: Any) -> None:
         self._core = core
         self.widest = self.chunks_beside_rounds = 0
-        self._last = ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._core, name)
 
-    def prompt(self, *args: Any) -> Any:
-        self.chunks_beside_rounds += self._last == "round"
-        self._last = "prompt"
-        return self._core.prompt(*args)
+    def step(self, chunk: Sequence[Any], round: Sequence[Any]) -> Any:
+        self.widest = max(self.widest, len(round))
+        self.chunks_beside_rounds += bool(chunk and round)
+        return self._core.step(chunk, round)
 
-    def round(self, sessions: Sequence[Any], n_drafts: Sequence[int]) -> Any:
+    def start(self, sessions: Sequence[Any]) -> Any:
         self.widest = max(self.widest, len(sessions))
-        self._last = "round"
-        return self._core.round(sessions, n_drafts)
+        return self._core.start(sessions)
 
 
 def counted(engine: Engine) -> Counted:
@@ -163,3 +162,38 @@ def test_requests_that_wait_for_pages_get_their_replies(alone: Any) -> None:
         for request, prompt, sampling in requests:
             assert same(request.result(), alone(prompt, sampling))
         assert 1 < core.widest < 12
+
+
+def test_replies_that_outgrow_the_pages_are_preempted_and_stay_the_same() -> None:
+    rng = np.random.default_rng(7)
+    requests = [
+        (rng.integers(10, 2000, n).tolist(), replace(settings, seed=n, max_tokens=most))
+        for n, most, settings in (
+            (30, 150, Sampling(temperature=9, top_k=0, top_p=1)),
+            (60, 120, Sampling(temperature=9, top_k=0, top_p=1, presence_penalty=1, repetition_penalty=1.2)),
+            (20, 160, Sampling(temperature=9, top_k=0, top_p=1, priority="background")),
+            (50, 100, Sampling(temperature=9, top_k=0, top_p=1, frequency_penalty=0.5)),
+        )
+    ]
+    with Engine(context=256, parallel=1) as engine:
+        expected = [engine.submit(p, sampling=s).result() for p, s in requests]
+    assert sum(len(reply.token_ids) for reply in expected) > 300
+    for drafts in (0, 2):
+        with Engine(context=256, parallel=4, drafts=drafts) as engine:  # four pages
+            asked = [engine.submit(p, sampling=s) for p, s in requests]
+            for request, reply in zip(asked, expected, strict=True):
+                assert same(request.result(), reply)
+            assert engine.counts.preempted > 0
+
+
+def test_a_background_request_makes_room_for_others(alone: Any) -> None:
+    (first, _), (second, _) = asked(2)
+    late, early = Sampling(temperature=0, max_tokens=48), Sampling(temperature=0, max_tokens=4)
+    background = replace(late, priority="background")
+    with Engine(parallel=1) as engine:
+        slow = engine.submit(first, sampling=background)
+        next(iter(slow))
+        quick = engine.submit(second, sampling=early)
+        assert same(quick.result(), alone(second, early))
+        assert same(slow.result(), alone(first, late))
+        assert engine.counts.preempted == 1

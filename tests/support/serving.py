@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,7 +66,7 @@ class WatchedCore:
     """Stands between an engine and its core.
 
     Attributes:
-        before: Called ahead of each step with its name; may raise.
+        before: Called ahead of each step with its name, "prompt" or "round"; may raise.
         endless: Replies never end by themselves: stop tokens are replaced.
         n_chunks, n_rounds: Steps so far.
     """
@@ -76,21 +77,37 @@ class WatchedCore:
         self.before: Callable[[str], object] = lambda what: None
         self.endless = False
         self.n_chunks = self.n_rounds = 0
-        self.max_chunk, self.n_pages, self.pages = core.max_chunk, core.n_pages, core.pages
-        self.open = core.open
 
-    def prompt(self, *args: Any) -> list[Any]:
-        self.before("prompt")
-        self.n_chunks += 1
-        return [self._replace(drawn) for drawn in self._core.prompt(*args)]
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
 
-    def round(self, sessions: Sequence[Any], n_drafts: Sequence[int]) -> list[list[Any]]:
+    def begin(self, session: Any, options: Any) -> None:
+        self._core.begin(session, replace(options, stop_ids=()) if self.endless else options)
+
+    def step(self, chunk: Sequence[Any], round: Sequence[Any]) -> list[Any]:
+        if chunk:
+            self.before("prompt")
+            self.n_chunks += len(chunk)
+        return self._watched(self._core.step(chunk, round))
+
+    def take(self) -> list[Any]:
         self.before("round")
-        self.n_rounds += 1
-        return [[self._replace(d) for d in drawn] for drawn in self._core.round(sessions, n_drafts)]
+        return self._watched(self._core.take())
 
-    def _replace(self, drawn: Any) -> Any:
-        if not self.endless or drawn.token not in self._stop_ids:
+    def stop(self) -> list[Any]:
+        return self._watched(self._core.stop())
+
+    def _watched(self, landed: list[Any]) -> list[Any]:
+        self.n_rounds += any(one.tokens for one in landed)
+        return [self._replaced(one) for one in landed] if self.endless else landed
+
+    def _replaced(self, landed: Any) -> Any:
+        fields = ("session", "ended", "proposed", "accepted", "error", "short")
+        tokens = [self._replaced_token(drawn) for drawn in landed.tokens]
+        return SimpleNamespace(tokens=tokens, **{name: getattr(landed, name) for name in fields})
+
+    def _replaced_token(self, drawn: Any) -> Any:
+        if drawn.token not in self._stop_ids:
             return drawn
         return SimpleNamespace(token=100, logprob=drawn.logprob, top=drawn.top)
 
@@ -99,7 +116,7 @@ class ServerThread:
     """The application on a real socket, in a thread of this process, over an engine whose core is watched."""
 
     def __init__(self) -> None:
-        self.engine = Engine()
+        self.engine = Engine(parallel=1)  # so that there is a queue
         scheduler = self.engine._thread._scheduler
         self.core = WatchedCore(scheduler._core, self.engine._stop_ids)
         scheduler._core = self.core

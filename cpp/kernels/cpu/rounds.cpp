@@ -1,8 +1,5 @@
 // round_rows, verdict, absorb_rows, draft_rows, keep_streams: what a round does between forwards, so that the
 // host need not see one land before it records the next. Source: docs/scheduling.md, a round.
-#include <algorithm>
-#include <cstring>
-
 #include "kernels/cpu/simd.h"
 #include "kernels/cpu/tables.h"
 #include "metal/params.h"
@@ -13,6 +10,16 @@ namespace {
 template <class T>
 T* at(uint64_t address) {
   return reinterpret_cast<T*>(address);
+}
+
+int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
+int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
+
+bool contains(const int32_t* ids, int32_t n, int32_t id) {
+  for (int32_t i = 0; i < n; ++i) {
+    if (ids[i] == id) return true;
+  }
+  return false;
 }
 
 Row row_of(int32_t token, int32_t sequence, int32_t position) {
@@ -29,8 +36,8 @@ void round_rows(const Task& t) {
     w.is_window = 1;
     w.first_row = w.first_logits = n_rows;
     w.start = reply.length;
-    const int32_t drafts = std::max(reply.n_drafts, reply.known - reply.length - 1);
-    w.n_rows = reply.ended ? 0 : std::clamp(1 + drafts, 1, w.most_rows);
+    const int32_t drafts = larger(reply.n_drafts, reply.known - reply.length - 1);
+    w.n_rows = reply.ended ? 0 : smaller(1 + larger(0, drafts), w.most_rows);
     Sequence& s = t.slot<Sequence>(2)[i];
     s = {};
     s.page_table = reply.page_table;
@@ -63,7 +70,7 @@ void move_on(ReplyState& reply, const Window& w, const int32_t* drawn, uint32_t 
     const int32_t token = drawn[n];
     landed.tokens[n++] = token;
     ended = token < 0 || w.start + n + 1 >= reply.end ||
-            std::find(stops, stops + reply.n_stops, token) != stops + reply.n_stops;
+            contains(stops, reply.n_stops, token);
     if (token >= 0 && counts) ++counts[n_valid + static_cast<uint32_t>(token)];
   }
   reply.length = w.start + n;
@@ -85,7 +92,7 @@ void move_on(ReplyState& reply, const Window& w, const int32_t* drawn, uint32_t 
 // Most drafts behind a window: none past the end of the reply, and none where text is known.
 int32_t most_of(const ReplyState& reply, int32_t most) {
   if (reply.ended || reply.known > reply.length + 1) return 0;
-  return std::max(0, std::min(most, reply.end - reply.length - 2));
+  return larger(0, smaller(most, reply.end - reply.length - 2));
 }
 
 void verdict(const Task& t) {
@@ -95,6 +102,7 @@ void verdict(const Task& t) {
   for (uint32_t i = 0; i < p.n_windows; ++i) {
     const Window& w = windows[i];
     landed[i] = {};
+    landed[i].ended = at<const ReplyState>(w.reply)->ended;
     if (w.n_rows) {
       move_on(*at<ReplyState>(w.reply), w, t.slot<const int32_t>(1) + w.first_logits, p.n_valid, landed[i]);
     }
@@ -112,7 +120,7 @@ void absorb_rows(const Task& t) {
   for (uint32_t i = 0; n_copied && i < p.n_windows; ++i) {
     if (n_copied[i] == 0) continue;
     auto& reply = *at<ReplyState>(windows[i].reply);
-    landed[i].n_drafts = reply.n_drafts = n_copied[i];
+    landed[i].n_copied = reply.n_drafts = n_copied[i];
     reply.copied = 1;
   }
   if (!p.n_steps) return;
@@ -129,8 +137,8 @@ void absorb_rows(const Task& t) {
       const int32_t n = landed[i].n_tokens;
       if (n == 0 || !reply.has_head || landed[i].tokens[n - 1] < 0) continue;
       const int32_t most = reply.n_drafts ? 0 : most_of(reply, w.most_drafts);
-      if (std::min(most, static_cast<int32_t>(p.n_steps)) != n_drafts) continue;
-      landed[i].n_drafts += n_drafts;
+      if (smaller(most, static_cast<int32_t>(p.n_steps)) != n_drafts) continue;
+      landed[i].n_head = n_drafts;
       Sequence& s = t.slot<Sequence>(4)[n_sequences];
       s = {};
       s.page_table = reply.page_table;

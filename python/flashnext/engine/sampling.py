@@ -15,6 +15,7 @@ from flashnext.text.messages import InvalidField
 MAX_STOPS = 16
 MAX_STOP_CHARS = 4096
 MAX_TOP_LOGPROBS = 20
+PRIORITIES = ("normal", "background")
 
 # name: (lowest, highest, whether the lowest itself is allowed)
 _RANGES = {
@@ -46,6 +47,7 @@ class Sampling:
         stop_token_ids: Ids that end the reply beside those of the checkpoint.
         logprobs: Report the log-probability of each token, and of this many of the likeliest; None for none.
         draft: Let drafts speed the reply up. They never change it.
+        priority: "normal", or "background" for a request that yields to those.
     """
 
     temperature: float | None = None
@@ -62,6 +64,7 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
     draft: bool = True
+    priority: str = "normal"
 
     def __post_init__(self) -> None:
         """Check every range.
@@ -80,6 +83,10 @@ class Sampling:
         _check_integer("seed", self.seed, -(2**63), 2**64 - 1)
         _check_integer("max_tokens", self.max_tokens, 1, 2**63)
         _check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.priority not in PRIORITIES:
+            raise InvalidField(
+                "priority", f'expected "normal" or "background", found {self.priority!r}'[:200]
+            )
         if isinstance(self.stop, str) or len(self.stop) > MAX_STOPS:
             raise InvalidField("stop", f"expected a list of at most {MAX_STOPS} strings")
         for i, text in enumerate(self.stop):
