@@ -115,7 +115,7 @@ STRUCTS: dict[str, Void] = {
     ),
     "Landed": _struct(
         **_many(_I32, "n_tokens", "length", "parity", "ended", "n_verified", "n_accepted", "copied"),
-        **_many(_I32, "first_logits", "n_drafts"),
+        **_many(_I32, "first_logits", "n_head", "n_copied"),
         tokens=(_I32, MAX_WINDOW),
     ),
     "RoundRowsParams": _struct(n_windows=_U32),

@@ -159,7 +159,7 @@ class AbsorbRows(TableFamily):
         for i, unit in enumerate(pick):
             b.address("windows", i * windows.itemsize, f"reply {i}")
             data["replies"][unit].put(b, i)
-            records(b, unit, "landed", "Landed", (i, 1), ("n_drafts",), updated=True)
+            records(b, unit, "landed", "Landed", (i, 1), ("n_head", "n_copied"), updated=True)
             fields = ("n_drafts", "copied")
             records(b, unit, f"reply {i}", "ReplyState", (0, 1), fields, updated=True, name="reply")
         first = 0
@@ -186,7 +186,7 @@ class AbsorbRows(TableFamily):
         n, at, steps = len(pick), list(pick), shape["steps"]
         order = self._order(shape, data, pick, wrong) if steps else []
         landed = data["landed"][at].copy()
-        landed["n_drafts"] = data["n_copied"][at]
+        landed["n_copied"] = data["n_copied"][at]
         out: dict[str, Array] = {"landed": landed}
         for i, unit in enumerate(pick):
             out[f"reply {i}"] = state = data["replies"][unit].state.copy()
@@ -199,7 +199,7 @@ class AbsorbRows(TableFamily):
         for s, (i, drafts) in enumerate(order):
             reply, window = data["replies"][at[i]], data["windows"][at[i]]
             size, start = int(landed["n_tokens"][i]) - (wrong == "dropped"), int(window["start"])
-            landed["n_drafts"][i] += drafts
+            landed["n_head"][i] = drafts
             sequences[s]["page_table"], sequences[s]["first_row"] = reply.state["page_table"][0], first
             sequences[s]["n_rows"], sequences[s]["start"] = size, start
             span = slice(first, first + size)

@@ -213,6 +213,7 @@ class Verdict(TableFamily):
         "stop": "stop ignored",
         "stops": "dropped tail: the last stop ignored",
         "end": "end off by one",
+        "rest": "a reply that had ended before goes on",
         "nan": "a draw of NaN does not end the reply",
         "pending": "wrong position: the pending token is the one drawn before",
         "drafts": "verified drafts stay",
@@ -322,6 +323,7 @@ class Verdict(TableFamily):
         for i, unit in enumerate(pick):
             window, reply, drawn = windows[i], data["replies"][unit], data["drawn"][unit]
             if not window["n_rows"]:
+                landed[i]["ended"] = reply["ended"] and wrong != "rest"
                 continue
             kept, ended = self._kept(data, unit, wrong)
             length = reply["length"] + kept
