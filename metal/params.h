@@ -12,13 +12,14 @@
 
 namespace flashnext {
 
-constexpr int kPageTokens = 64;      // tokens a page holds
-constexpr int kAttentionSpan = 512;  // absolute positions a partial softmax covers
-constexpr int kSamplerBlock = 1024;  // token ids a partial sum or maximum of the vocabulary covers
-constexpr int kMaxWindow = 16;       // rows of a window: the pending token and its drafts
-constexpr int kMaxTop = 20;          // likeliest ids that log-probabilities list
-constexpr int kLeastCopy = 3;        // tokens that must agree before what followed them is copied as drafts
-constexpr int kMostMatch = 16;       // of them, beyond which more do not count
+constexpr int kPageTokens = 64;                 // tokens a page holds
+constexpr int kAttentionSpan = 512;             // absolute positions a partial softmax covers
+constexpr int kSamplerBlock = 1024;             // token ids a partial sum or maximum of the vocabulary covers
+constexpr int kMaxWindow = 16;                  // rows of a window: the pending token and its drafts
+constexpr int kMaxDrawn = 252 * kSamplerBlock;  // largest n_valid that tokens are drawn from
+constexpr int kMaxTop = 20;                     // likeliest ids that log-probabilities list
+constexpr int kLeastCopy = 3;   // tokens that must agree before what followed them is copied as drafts
+constexpr int kMostMatch = 16;  // of them, beyond which more do not count
 
 // How many rows, sequences, logit rows and streams of rows (R*S) the pass really has; grids are upper bounds.
 // Index with CountIndex.
@@ -375,6 +376,51 @@ struct CopyDraftsParams {
   int32_t least_match;  // >= 2; kLeastCopy
   int32_t most_match;   // >= least_match; kMostMatch
 };
+
+// The sampler: what tokens a pass draws, equal to `draw` and `logprobs` of cpp/rounds/sampler.h for every
+// bit. L rows of logits, one a DrawRow; B = ceil(n_valid / kSamplerBlock) blocks of ids. A value is a logit
+// after bias and penalties; its distance is (value - the row's largest value) / temperature, 0 for the
+// largest. Recorded in this order with barriers between (cpp/kernels/sampler.h). Rows are drawn in any
+// mixture.
+struct DrawParams {
+  uint32_t vocab;    // row stride
+  uint32_t n_valid;  // ids at or beyond are never drawn
+  uint32_t count;    // CountIndex of L
+};
+
+// draw_max: 0 counts in, 1 draws in DrawRow[L], 2 logits in float[L, vocab], 3 maxima out BlockMax[L, B].
+// Grid (ceil(n_valid / tile), L).
+struct BlockMax {
+  float value;       // largest of the block; -inf where all are NaN
+  float logit;       // largest logit
+  int32_t numbers;   // ids that are not NaN
+  uint32_t changed;  // bit g: bias or penalties apply to an id of the block's 32 from 32 g on
+};
+
+// draw_blocks: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 parts out BlockPart[L, B]. Grid
+// (ceil(n_valid / tile), L). Of rows whose temperature is not 0 and whose top_k does not cut; else 0 and id
+// -1.
+struct BlockPart {
+  float sum;    // of e^distance by ascending id where top_p is below 1, else 0
+  float value;  // the largest distance plus noise of the ids that min_p keeps, if it is not below that of
+                // the row's largest value; else 0
+  int32_t id;   // its id, the lower one of equals; else -1
+};
+
+// draw_pick: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 parts in, 5 out int32[L]: the token, -1
+// where all logits are NaN. Grid (L).
+
+// logprob_sums: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 sums out float[L, B]. Grid (ceil(n_valid
+// / tile), L). Sum of e^(logit - the row's largest) by ascending id; 0 where the reply asks for no
+// log-probabilities.
+
+// token_logprobs: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 sums in, 5 tokens in int32[L], 6
+// chosen out float[L], 7 top ids out int32[L, kMaxTop], 8 top values out float[L, kMaxTop]. Grid (L). Under
+// the unmodified logits, likeliest first, then the lower id; NaN and id -1 for what was not asked for, and
+// all NaN where the largest logit is infinite.
+
+// logits_hash: 0 counts in, 1 logits in, 2 out uint64[L]. Grid (L). The sum over ids below n_valid of
+// splitmix64(id * 2^32 + bits of the logit), modulo 2^64.
 
 // argmax: 0 counts in, 1 logits in float[L, vocab], 2 out int32[L]. Grid (L). Ties go to the lower id; NaN
 // never wins.

@@ -170,7 +170,9 @@ void bind_model(nb::module_& m) {
       .def_ro("prompt_equals_window", &Limits::prompt_equals_window);
   nb::class_<Device>(m, "Device", "A device that models run on; opened once and handed down.")
       .def_prop_ro("name", &Device::name)
-      .def_prop_ro("limits", &Device::limits, nb::rv_policy::reference_internal);
+      .def_prop_ro("limits", &Device::limits, nb::rv_policy::reference_internal)
+      .def_prop_ro("busy_ns", &Device::busy_ns,
+                   "Nanoseconds in which the device ran work since it was opened; waits are not in it.");
   m.def("open_device", &open_device, "kind"_a = "cpu", "threads"_a = 0, "path"_a = "", "shuffle_seed"_a = 0,
         "Open a device. path: '' for the best instruction path, or one of instruction_paths().");
   m.def("instruction_paths", &cpu::available_paths, "Instruction paths this processor can run, best first.");
@@ -247,7 +249,8 @@ void bind_runner(nb::module_& m) {
           "Its log-probability, where the sampling asks for it.")
       .def_prop_ro(
           "top", [](const Drawn& d) { return d.logprobs.top; },
-          "[(id, log-probability), ...] of the likeliest ids.");
+          "[(id, log-probability), ...] of the likeliest ids.")
+      .def_ro("logits_hash", &Drawn::logits_hash, "Of the row it was drawn from, where hashes are kept.");
   nb::class_<BoundRunner>(m, "Runner", "Runs prompt chunks and rounds over the sessions of one model.")
       .def(
           "__init__",
@@ -256,6 +259,9 @@ void bind_runner(nb::module_& m) {
           },
           "model"_a, "n_valid"_a = 0)
       .def_prop_ro("max_chunk", [](const BoundRunner& r) { return r.runner.max_chunk(); })
+      .def(
+          "keep_hashes", [](BoundRunner& r, bool keep) { r.runner.keep_hashes(keep); }, "keep"_a,
+          "Tests: whether tokens carry a hash of the logits that they were drawn from.")
       .def(
           "prompt",
           [](BoundRunner& r, const SessionRef& session, const Tokens& tokens, bool last,

@@ -127,6 +127,9 @@ void bind_driver(nb::module_& m) {
           },
           "How often its mechanisms ran since it was made.")
       .def(
+          "keep_hashes", [](Driver& d, bool keep) { d.runner().keep_hashes(keep); }, "keep"_a,
+          "Tests: whether tokens carry a hash of the logits that they were drawn from.")
+      .def(
           "state_hash",
           [](Driver& d, Session& session) {
             const nb::gil_scoped_release release;

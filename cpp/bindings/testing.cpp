@@ -16,10 +16,11 @@
 #endif
 
 #include "base/error.h"
+#include "base/exact_math.h"
 #include "bindings/errors.h"
+#include "bindings/testing.h"
 #include "device/device.h"
 #include "metal/params.h"
-#include "rounds/exact_math.h"
 #include "rounds/sampler.h"
 
 namespace nb = nanobind;
@@ -254,6 +255,16 @@ std::map<std::string, Layout> params_layout() {
       {"CopyDraftsParams",
        {sizeof(CopyDraftsParams),
         {FIELD(CopyDraftsParams, least_match), FIELD(CopyDraftsParams, most_match)}}},
+      {"BiasEntry", {sizeof(BiasEntry), {FIELD(BiasEntry, id), FIELD(BiasEntry, value)}}},
+      {"DrawParams",
+       {sizeof(DrawParams),
+        {FIELD(DrawParams, vocab), FIELD(DrawParams, n_valid), FIELD(DrawParams, count)}}},
+      {"BlockMax",
+       {sizeof(BlockMax),
+        {FIELD(BlockMax, value), FIELD(BlockMax, logit), FIELD(BlockMax, numbers),
+         FIELD(BlockMax, changed)}}},
+      {"BlockPart",
+       {sizeof(BlockPart), {FIELD(BlockPart, sum), FIELD(BlockPart, value), FIELD(BlockPart, id)}}},
       {"ArgmaxParams", {sizeof(ArgmaxParams), {FIELD(ArgmaxParams, vocab), FIELD(ArgmaxParams, n_valid)}}},
   };
 }
@@ -302,6 +313,7 @@ void bind_testing(nb::module_& parent) {
   m.def("exact_exp", &exact_exp, "x"_a);
   m.def("exact_log", &exact_log, "x"_a);
   bind_testing_rounds(m);
+  bind_testing_sampler(m);
 }
 
 }  // namespace flashnext

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "base/error.h"
+
 namespace flashnext {
 namespace {
 
@@ -46,12 +48,19 @@ struct Launcher::Kernels {
         keep_streams(d.kernel("keep_streams_" + t)),
         draft_rows(d.kernel("draft_rows")),
         copy_drafts(d.kernel("copy_drafts")),
-        argmax(d.kernel("argmax")) {}
+        argmax(d.kernel("argmax")),
+        draw_max(d.kernel("draw_max")),
+        draw_blocks(d.kernel("draw_blocks")),
+        draw_pick(d.kernel("draw_pick")),
+        logprob_sums(d.kernel("logprob_sums")),
+        token_logprobs(d.kernel("token_logprobs")),
+        logits_hash(d.kernel("logits_hash")) {}
 
   const Kernel &embed, &matmul, &hc_norm, &hc_mix, &ngram_ids, &ngram_gather, &ple_gate, &ple_conv,
       &delta_conv, &delta_prep, &delta_rule, &rope, &attention_prep, &index_pool, &index_score, &index_select,
       &attention, &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows, &round_rows,
-      &verdict, &absorb_rows, &keep_streams, &draft_rows, &copy_drafts, &argmax;
+      &verdict, &absorb_rows, &keep_streams, &draft_rows, &copy_drafts, &argmax, &draw_max, &draw_blocks,
+      &draw_pick, &logprob_sums, &token_logprobs, &logits_hash;
 };
 
 Launcher::Launcher(const Device& device, DType dtype)
@@ -246,6 +255,46 @@ void Launcher::copy_drafts(CommandBuffer& cb, const CopyTables& c, uint32_t max_
 void Launcher::argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out,
                       const ArgmaxParams& p) const {
   cb.dispatch(k_->argmax, {b.max_logits}, {b.counts, logits, out}, p);
+}
+
+void Launcher::draw_max(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                        const DrawParams& p) const {
+  cb.dispatch(k_->draw_max, {tiles(p.n_valid, k_->draw_max), b.bound(CountIndex(p.count))},
+              {b.counts, draws, logits, maxima}, p);
+}
+
+void Launcher::draw_blocks(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                           Slice parts, const DrawParams& p) const {
+  cb.dispatch(k_->draw_blocks, {tiles(p.n_valid, k_->draw_blocks), b.bound(CountIndex(p.count))},
+              {b.counts, draws, logits, maxima, parts}, p);
+}
+
+void Launcher::draw_pick(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                         Slice parts, Slice out, const DrawParams& p) const {
+  if (p.n_valid > kMaxDrawn) {
+    throw InvalidArgument("draw_pick: " + std::to_string(p.n_valid) + " ids to draw from, at most " +
+                          std::to_string(kMaxDrawn) + " are supported");
+  }
+  cb.dispatch(k_->draw_pick, {b.bound(CountIndex(p.count))}, {b.counts, draws, logits, maxima, parts, out},
+              p);
+}
+
+void Launcher::logprob_sums(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                            Slice sums, const DrawParams& p) const {
+  cb.dispatch(k_->logprob_sums, {tiles(p.n_valid, k_->logprob_sums), b.bound(CountIndex(p.count))},
+              {b.counts, draws, logits, maxima, sums}, p);
+}
+
+void Launcher::token_logprobs(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                              Slice sums, Slice tokens, Slice chosen, Slice top_ids, Slice top_values,
+                              const DrawParams& p) const {
+  cb.dispatch(k_->token_logprobs, {b.bound(CountIndex(p.count))},
+              {b.counts, draws, logits, maxima, sums, tokens, chosen, top_ids, top_values}, p);
+}
+
+void Launcher::logits_hash(CommandBuffer& cb, const Batch& b, Slice logits, Slice out,
+                           const DrawParams& p) const {
+  cb.dispatch(k_->logits_hash, {b.bound(CountIndex(p.count))}, {b.counts, logits, out}, p);
 }
 
 }  // namespace flashnext

@@ -29,7 +29,12 @@ struct Batch {
   uint32_t hc_count = 1;  // streams of a row
 
   uint32_t bound(CountIndex count) const {
-    return count == kCountLogits ? max_logits : count == kCountStreams ? max_rows * hc_count : max_rows;
+    switch (count) {
+      case kCountSequences: return max_sequences;
+      case kCountLogits: return max_logits;
+      case kCountStreams: return max_rows * hc_count;
+      default: return max_rows;
+    }
   }
 };
 
@@ -130,6 +135,19 @@ class Launcher {
                   uint32_t max_sequences) const;
   void copy_drafts(CommandBuffer& cb, const CopyTables& copies, uint32_t max_sequences) const;
   void argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const ArgmaxParams& p) const;
+
+  // The sampler; kernels/sampler.h records all of it. Throw InvalidArgument where n_valid is above kMaxDrawn.
+  void draw_max(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                const DrawParams& p) const;
+  void draw_blocks(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima, Slice parts,
+                   const DrawParams& p) const;
+  void draw_pick(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima, Slice parts,
+                 Slice out, const DrawParams& p) const;
+  void logprob_sums(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima, Slice sums,
+                    const DrawParams& p) const;
+  void token_logprobs(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima, Slice sums,
+                      Slice tokens, Slice chosen, Slice top_ids, Slice top_values, const DrawParams& p) const;
+  void logits_hash(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const DrawParams& p) const;
 
  private:
   struct Kernels;

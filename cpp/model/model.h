@@ -69,9 +69,15 @@ class Model {
   // Tables that a round in flight keeps, one of each slot; a slot is used again when its round has landed.
   static constexpr int kSlots = 4;
   Window* windows(int slot) const { return slots_[static_cast<size_t>(slot)].windows.host<Window>(); }
-  const Landed* landed(int slot) const {
-    return slots_[static_cast<size_t>(slot)].landed.host<const Landed>();
-  }
+  // What a pass left; rows of logits where the pass wanted them.
+  struct Results {
+    const Landed* landed;     // by window
+    const float* chosen;      // by row of logits: log-probability of what was drawn
+    const int32_t* top_ids;   // [kMaxTop] of each row
+    const float* top_values;  // [kMaxTop] of each row
+    const uint64_t* hashes;   // of each row of logits
+  };
+  Results results(int slot) const;
   // Results of the last pass, float[n_logits, vocab].
   const float* logits() const { return logits_.host<const float>(); }
   bool has_head() const { return head_ != nullptr; }
@@ -82,11 +88,15 @@ class Model {
   void record_rows(CommandBuffer& cb, Tables tables, const PassBounds& bounds) const;
   // Logits of up to max_round rows of the pass before.
   void record_logits(CommandBuffer& cb, Tables tables, uint32_t n_logits) const;
+  // What a pass leaves beside its tokens: log-probabilities for the replies that ask for them, hashes of the
+  // logits (tests), and drafts that are copied from the replies' own texts.
+  struct Wanted {
+    bool copies = false, logprobs = false, hashes = false;
+  };
   // Draws a token from each row of logits, and finds what became of each window of the slot; ids at or beyond
-  // n_valid are never drawn. With `copies` looks for drafts in the replies' own texts. With a draft head
-  // packs the rows that it absorbs.
+  // n_valid are never drawn. With a draft head packs the rows that it absorbs.
   void record_verdict(CommandBuffer& cb, Tables tables, int slot, uint32_t n_windows, uint32_t n_logits,
-                      bool copies, uint32_t n_valid) const;
+                      const Wanted& wanted, uint32_t n_valid) const;
   // Behind record_verdict(): the draft head absorbs, and drafts up to n_drafts tokens of each window. bounds:
   // of what it absorbs.
   void record_drafts(CommandBuffer& cb, uint32_t n_windows, const PassBounds& bounds, uint32_t n_drafts,
@@ -149,10 +159,10 @@ class Model {
   RoundTables host_, round_;
   CopyTables copies_;
   struct Slot {
-    Slice windows, landed;
+    Slice windows, landed, chosen, top_ids, top_values, hashes;
   };
   std::vector<Slot> slots_;
-  Slice logits_, drawn_;
+  Slice logits_, drawn_, draw_scratch_;
   size_t scratch_bytes_ = 0;
 };
 

@@ -281,7 +281,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
   Window* windows = model_->windows(pass.slot);
   uint32_t n_windows = 0;
   int most_drafts = 0;
-  bool copies = false;
+  Model::Wanted wanted = wanted_;
   PassBounds head;
   for (size_t i = 0; i < taken.size(); ++i) {
     const ChunkPart& p = *chunks[i];
@@ -293,6 +293,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
     }
     if (!p.last) continue;
     Reply& reply = reply_of(*p.session);
+    wanted.logprobs |= reply.options.sampling.logprobs >= 0;
     fill_counts(*p.session, reply, length);
     const int32_t last_row = first_rows[i] + n - 1;
     const int most = std::clamp(std::max(p.drafts.head, p.drafts.copied), 0, max_window() - 1);
@@ -304,7 +305,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
     tables.draws[n_windows] = {p.session->reply_address(), length, length};
     ++n_windows;
     most_drafts = std::max(most_drafts, n_drafts);
-    copies |= n_copied > 0;
+    wanted.copies |= n_copied > 0;
     head.max_length = std::max(head.max_length, static_cast<uint32_t>(length));
   }
   *tables.counts = {{static_cast<int32_t>(bounds.n_rows), static_cast<int32_t>(bounds.n_sequences),
@@ -314,7 +315,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
   record_absorb(*cb, absorbed);
   if (n_windows) {
     model_->record_logits(*cb, Model::Tables::kHost, n_windows);
-    model_->record_verdict(*cb, Model::Tables::kHost, pass.slot, n_windows, n_windows, copies,
+    model_->record_verdict(*cb, Model::Tables::kHost, pass.slot, n_windows, n_windows, wanted,
                            static_cast<uint32_t>(n_valid_));
     if (model_->has_head()) {
       head.n_rows = head.n_sequences = n_windows;
@@ -333,7 +334,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   Window* windows = model_->windows(pass.slot);
   PassBounds bounds;
   int most_drafts = 0;
-  bool copies = false;
+  Model::Wanted wanted = wanted_;
   const auto n_sequences =
       std::count_if(parts.begin(), parts.end(), [](const RoundPart& p) { return !p.session->closed(); });
   if (n_sequences > std::min(model_->options().max_sequences, max_round())) {
@@ -347,7 +348,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
     int n_ahead = std::clamp(std::max(p.drafts.head, p.drafts.copied), 0, max_window() - 1);
     try {
       if (p.session->closed()) continue;
-      reply_of(*p.session);
+      wanted.logprobs |= reply_of(*p.session).options.sampling.logprobs >= 0;
       const Session::Ready ready = p.session->try_begin_round(n_rows, n_ahead);
       if (ready == Session::Ready::kClosed) continue;
       if (ready == Session::Ready::kNoPages) throw OutOfPages("all pages of the cache are in use");
@@ -358,7 +359,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
     spare -= n_rows - 1;
     const int n_drafts = std::min(p.drafts.head, n_ahead), n_copied = std::min(p.drafts.copied, n_ahead);
     most_drafts = std::max(most_drafts, n_drafts);
-    copies |= n_copied > 0;
+    wanted.copies |= n_copied > 0;
     windows[bounds.n_sequences] = {p.session->reply_address(), n_rows, n_drafts, 1, 0, 0, 0, 0, n_copied};
     pass.entries.push_back({p.session, n_rows, static_cast<int>(bounds.n_sequences), -1});
     ++bounds.n_sequences;
@@ -371,7 +372,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   model_->record_round_rows(*cb, pass.slot, bounds.n_sequences);
   model_->record_rows(*cb, Model::Tables::kRound, bounds);
   model_->record_logits(*cb, Model::Tables::kRound, bounds.n_rows);
-  model_->record_verdict(*cb, Model::Tables::kRound, pass.slot, bounds.n_sequences, bounds.n_rows, copies,
+  model_->record_verdict(*cb, Model::Tables::kRound, pass.slot, bounds.n_sequences, bounds.n_rows, wanted,
                          n_valid);
   if (model_->has_head()) {
     if (serial_drafts_) {
@@ -391,10 +392,21 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   return n;
 }
 
-std::vector<Drawn> Runner::drawn(const Landed& landed, const Reply& reply) const {
-  (void)reply;
+std::vector<Drawn> Runner::drawn(const Model::Results& results, int window, const Reply& reply) const {
+  const Landed& landed = results.landed[window];
   std::vector<Drawn> tokens;
-  for (int i = 0; i < landed.n_tokens; ++i) tokens.push_back({landed.tokens[i], {}});
+  for (int i = 0; i < landed.n_tokens; ++i) {
+    const auto row = static_cast<size_t>(landed.first_logits + i);
+    Drawn drawn = {landed.tokens[i], {}, wanted_.hashes ? results.hashes[row] : 0};
+    if (reply.options.sampling.logprobs >= 0 && drawn.token >= 0) {
+      drawn.logprobs.chosen = results.chosen[row];
+      const size_t first = row * kMaxTop;
+      for (size_t k = 0; k < kMaxTop && results.top_ids[first + k] >= 0; ++k) {
+        drawn.logprobs.top.emplace_back(results.top_ids[first + k], results.top_values[first + k]);
+      }
+    }
+    tokens.push_back(std::move(drawn));
+  }
   return tokens;
 }
 
@@ -410,7 +422,7 @@ std::vector<LandedPart> Runner::land() {
   } catch (...) {
     if (!error) error = std::current_exception();
   }
-  const Landed* all = model_->landed(pass.slot);
+  const Model::Results results = model_->results(pass.slot);
   for (const Pass::Entry& e : pass.entries) {
     LandedPart part;
     part.session = e.session;
@@ -419,11 +431,11 @@ std::vector<LandedPart> Runner::land() {
       part.error = error;
       e.session->fail();
     } else {
-      const Landed* landed = e.window >= 0 ? &all[e.window] : nullptr;
+      const Landed* landed = e.window >= 0 ? &results.landed[e.window] : nullptr;
       const bool closed = e.session->closed();
       if (landed && !closed) {
         Reply& reply = reply_of(*e.session);
-        part.tokens = drawn(*landed, reply);
+        part.tokens = drawn(results, e.window, reply);
         part.ended = landed->ended;
         part.n_head = landed->n_head;
         part.n_copied = landed->n_copied;

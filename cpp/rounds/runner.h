@@ -26,8 +26,9 @@ struct Part {
 
 // A token that was drawn.
 struct Drawn {
-  int32_t token;      // -1: all logits are NaN, and the reply has ended
-  Logprobs logprobs;  // where the sampling asks for them
+  int32_t token;             // -1: all logits are NaN, and the reply has ended
+  Logprobs logprobs;         // where the sampling asks for them
+  uint64_t logits_hash = 0;  // of the row it was drawn from, where hashes are kept
 };
 
 // How a reply is made.
@@ -120,6 +121,8 @@ class Runner {
   std::vector<int32_t> drafts(Session& session) const;
   DraftCounts draft_counts(const Session& session) const;
 
+  // Tests: whether passes hash the logits that tokens are drawn from.
+  void keep_hashes(bool keep) { wanted_.hashes = keep; }
   // Tests: one pass over all parts, the logits of every row, [n_rows of all parts, vocab]. Rows of windows
   // wait for keep().
   std::vector<float> forward(std::span<const Part> parts);
@@ -161,11 +164,12 @@ class Runner {
   void run(std::span<const Part> parts, std::vector<float>* all);
   void leave_out(const SessionRef& session);
   void commit(CommandBuffer& cb, Pass pass);
-  std::vector<Drawn> drawn(const Landed& landed, const Reply& reply) const;
+  std::vector<Drawn> drawn(const Model::Results& results, int window, const Reply& reply) const;
 
   std::shared_ptr<Model> model_;
   int n_valid_;
   bool serial_drafts_;
+  Model::Wanted wanted_;
   EventRef done_;
   uint64_t n_committed_ = 0;
   int next_slot_ = 0;

@@ -69,8 +69,7 @@ void move_on(ReplyState& reply, const Window& w, const int32_t* drawn, uint32_t 
   while (!ended && n < w.n_rows && (n == 0 || text[w.start + n] == drawn[n - 1])) {
     const int32_t token = drawn[n];
     landed.tokens[n++] = token;
-    ended = token < 0 || w.start + n + 1 >= reply.end ||
-            contains(stops, reply.n_stops, token);
+    ended = token < 0 || w.start + n + 1 >= reply.end || contains(stops, reply.n_stops, token);
     if (token >= 0 && counts) ++counts[n_valid + static_cast<uint32_t>(token)];
   }
   reply.length = w.start + n;

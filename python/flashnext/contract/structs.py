@@ -13,6 +13,8 @@ import numpy.typing as npt
 PAGE_TOKENS = 64
 ATTENTION_SPAN = 512
 MAX_WINDOW = 16
+SAMPLER_BLOCK = 1024
+MAX_TOP = 20
 
 COUNT_ROWS, COUNT_SEQUENCES, COUNT_LOGITS = 0, 1, 2
 STORE, STORE_F32, SILU, SIGMOID, RESIDUAL = range(5)
@@ -48,6 +50,7 @@ STRUCTS: dict[str, Void] = {
         **_many(_I32, "top_k", "n_bias", "n_stops", "n_logprobs", "end", "known", "length", "parity"),
         **_many(_I32, "n_kept", "n_drafts", "ended", "has_head", "copied", "pad"),
     ),
+    "BiasEntry": _struct(id=_I32, value=_F32),
     "DrawRow": _struct(reply=_U64, **_many(_I32, "position", "n_counted")),
     "Format": FORMAT,
     "EmbedParams": _struct(format=FORMAT, **_many(_U32, "hidden", "hc_count")),
@@ -123,6 +126,9 @@ STRUCTS: dict[str, Void] = {
     "AbsorbRowsParams": _struct(**_many(_U32, "n_windows", "n_steps", "hc_count")),
     "KeepStreamsParams": _struct(**_many(_U32, "width", "state_offset")),
     "CopyDraftsParams": _struct(**_many(_I32, "least_match", "most_match")),
+    "DrawParams": _struct(**_many(_U32, "vocab", "n_valid", "count")),
+    "BlockMax": _struct(**_many(_F32, "value", "logit"), numbers=_I32, changed=_U32),
+    "BlockPart": _struct(**_many(_F32, "sum", "value"), id=_I32),
     "ArgmaxParams": _struct(**_many(_U32, "vocab", "n_valid")),
 }
 
