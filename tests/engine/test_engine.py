@@ -28,6 +28,7 @@ from flashnext.errors import CheckpointError, DeviceError, InvalidArgument
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import TemplateOptions
 from support.mutate import edit_tensors
+from support.pages import pages_came_back
 
 TINY = Path(__file__).parents[1] / "tiny"
 GOLDEN = {
@@ -46,8 +47,7 @@ HOT = Sampling(temperature=5, top_k=0, top_p=1, max_tokens=40, seed=11)
 def engine() -> Iterator[Engine]:
     with Engine() as engine:
         yield engine
-        pool = engine.loaded.pool
-        assert pool.free == pool.total  # every page came back
+        assert pages_came_back(engine)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_the_window_is_filled_to_its_last_token_and_not_beyond() -> None:
         with pytest.raises(InvalidField) as caught:
             engine.generate(long_chat)
         assert caught.value.field == "messages"
-        assert engine.loaded.pool.free == engine.loaded.pool.total
+        assert pages_came_back(engine)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_leaving_the_loop_cancels(engine: Engine) -> None:
     started = time.perf_counter()
     wait_for_idle(engine)
     assert time.perf_counter() - started < 10  # 8,000 tokens would take longer on any machine of today
-    assert engine.loaded.pool.free == engine.loaded.pool.total
+    assert pages_came_back(engine)
 
 
 def test_cancelling_a_long_prompt_takes_effect_between_chunks(engine: Engine) -> None:
@@ -336,7 +336,7 @@ def test_the_asyncio_twin_cancels_and_refuses(engine: Engine) -> None:
 
     asyncio.run(run())
     wait_for_idle(engine)
-    assert engine.loaded.pool.free == engine.loaded.pool.total
+    assert pages_came_back(engine)
 
 
 def test_an_event_loop_that_is_gone_hurts_nobody(engine: Engine) -> None:

@@ -35,6 +35,7 @@ from flashnext.engine.reply import Chat, ReplyText
 from flashnext.engine.request import AsyncRequest, Item, Request
 from flashnext.engine.sampling import Defaults, Sampling
 from flashnext.engine.scheduler import Scheduler
+from flashnext.engine.thoughts import ThoughtLimit, closing_ids
 from flashnext.engine.thread import EngineThread
 from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.text.messages import InvalidField
@@ -167,6 +168,11 @@ class Engine:
         return self._thread.failure
 
     @property
+    def last_step_s(self) -> float:
+        """When the thread last ended a step, by time.monotonic; 0 before the first."""
+        return self._thread.last_step_s
+
+    @property
     def counts(self) -> Counts:
         """What the engine is doing, and has done since it was made."""
         return self._thread.counts
@@ -210,12 +216,23 @@ class Engine:
         """Like `generate`, for those who want to cancel it or to wait for its whole result."""
         self._require_process()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        job, seed = self._job(prompt, sampling or Sampling(), tools, options, items.put)
+        job, seed, limit = self._job(prompt, sampling or Sampling(), tools, options, items.put)
         request = Request(
-            job.id, seed, job.prompt.tolist(), partial(self._cancel, job), self._require_process, items
+            job.id, seed, job.prompt.tolist(), partial(self._cancel, job, limit), self._require_process, items
         )
-        self._thread.submit(job)
+        self._begin(job, limit)
         return request
+
+    def check_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Read a prompt that is not a chat, as `generate` does; returns its token ids.
+
+        Raises:
+            InvalidArgument: It cannot be read or is too long.
+        """
+        ids, _ = self._read_prompt(prompt, None, None)
+        if len(ids) > self.context:
+            raise InvalidField("prompt", f"the prompt has {len(ids)} tokens, the context {self.context}")
+        return ids
 
     async def generate_async(
         self,
@@ -235,11 +252,11 @@ class Engine:
 
         # A long chat takes a while to render and to tokenize, so the event loop does not do it itself.
         make = partial(self._job, prompt, sampling or Sampling(), tools, options, deliver)
-        job, seed = await asyncio.to_thread(make)
+        job, seed, limit = await asyncio.to_thread(make)
         request = AsyncRequest(
-            job.id, seed, job.prompt.tolist(), partial(self._cancel, job), self._require_process, items
+            job.id, seed, job.prompt.tolist(), partial(self._cancel, job, limit), self._require_process, items
         )
-        self._thread.submit(job)
+        self._begin(job, limit)
         return request
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -268,10 +285,20 @@ class Engine:
     ) -> None:
         await asyncio.to_thread(self.close)
 
-    def _cancel(self, job: Job) -> None:
+    def _begin(self, job: Job, limit: ThoughtLimit | None) -> None:
+        if limit is None:
+            self._thread.submit(job)
+        else:
+            limit.begin()
+
+    def _cancel(self, job: Job, limit: ThoughtLimit | None) -> None:
         # In a forked child the thread's locks may be held for ever, and there is nothing to cancel.
-        if os.getpid() == self._process:
+        if os.getpid() != self._process:
+            return
+        if limit is None:
             self._thread.cancel(job)
+        else:
+            limit.cancel(self._thread.cancel)
 
     def _require_process(self) -> None:
         if os.getpid() != self._process:
@@ -287,7 +314,7 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None,
         options: TemplateOptions | None,
         deliver: Deliver,
-    ) -> tuple[Job, int]:
+    ) -> tuple[Job, int, ThoughtLimit | None]:
         """Turn a request into a job, and check all of it; the seed is drawn here."""
         ids, chat = self._read_prompt(prompt, tools, options)
         left = self.context - len(ids)
@@ -311,15 +338,26 @@ class Engine:
             id=next(self._numbers),
             prompt=np.asarray(ids, dtype=np.int32),
             max_tokens=min(sampling.max_tokens or left, left),
-            stop_ids=self._stop_ids | frozenset(sampling.stop_token_ids),
+            stop_ids=(frozenset() if sampling.ignore_eos else self._stop_ids)
+            | frozenset(sampling.stop_token_ids),
             sampling=drawn,
             logprobs=sampling.logprobs is not None,
             n_drafts=self._n_drafts if sampling.draft else 0,
-            text=ReplyText(self.tokenizer, tuple(sampling.stop), chat),
+            text=ReplyText(
+                self.tokenizer,
+                tuple(sampling.stop),
+                chat,
+                one_call=not sampling.parallel_calls,
+                max_thoughts=sampling.thinking_budget,
+            ),
             deliver=deliver,
             background=sampling.priority == "background",
         )
-        return job, seed
+        limit = None
+        if sampling.thinking_budget is not None and chat:
+            new_id = partial(next, self._numbers)
+            limit = ThoughtLimit(job, closing_ids(self.tokenizer), self._thread.submit, new_id)
+        return job, seed, limit
 
     def _read_prompt(
         self, prompt: PromptLike, tools: Sequence[Mapping[str, Any]] | None, options: TemplateOptions | None

@@ -226,8 +226,12 @@ class Job:
         )
 
     def _timings(self) -> Timings:
-        times, n = self.times, len(self.token_ids)
-        decode_ms = _ms(times.first, times.last)
+        return self.timings_until(self.times.last, len(self.token_ids))
+
+    def timings_until(self, last_s: float | None, n: int) -> Timings:
+        """Say where the time went until the n-th token, which came at `last_s` of the scheduler's clock."""
+        times = self.times
+        decode_ms = _ms(times.first, last_s)
         return Timings(
             queued_ms=_ms(times.arrived, times.admitted),
             prompt_ms=_ms(times.admitted, times.first),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 
 from flashnext.engine.errors import EngineClosed, EngineFailed
@@ -25,6 +26,7 @@ class EngineThread:
         self._open: set[Job] = set()  # jobs that may still be waiting for something
         self._closing = False
         self._failure: EngineFailed | None = None
+        self.last_step_s = 0.0  # by time.monotonic; a thread that hangs is told by it
         # A daemon, since the interpreter must be able to exit while a long chunk is being read.
         self._thread = threading.Thread(target=self._run, name="flashnext-engine", daemon=True)
         self._thread.start()
@@ -83,6 +85,7 @@ class EngineThread:
         try:
             while self._turn():
                 self._scheduler.step()
+                self.last_step_s = time.monotonic()
         except BaseException as error:  # whatever it is, nobody may be left waiting
             failure = EngineFailed(f"the engine's thread died: {type(error).__name__}: {error}")
             failure.__cause__ = error
