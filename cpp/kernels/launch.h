@@ -38,6 +38,22 @@ struct Batch {
   }
 };
 
+// The tables of a round's rows, filled on the device.
+struct RoundTables {
+  Slice counts, sequences, rows, logit_rows, draws;
+};
+
+// The tables of a step of the draft head: step 0 absorbs rows, those behind it one row a sequence.
+struct HeadTables {
+  Slice counts, sequences, rows, sources, logit_rows, draws, drafted;
+  Slice replies, last_rows;  // step 0
+};
+
+// What copy_drafts reads and writes, by window of a round.
+struct CopyTables {
+  Slice counts, replies, limits, n_copied;
+};
+
 // What becomes of the sums of a product (Epilogue).
 struct Finish {
   Epilogue epilogue = kStore;
@@ -106,8 +122,18 @@ class Launcher {
   // map: int32 rows of the source.
   void copy_rows(CommandBuffer& cb, const Batch& b, Slice map, Slice source, Slice out, uint32_t width,
                  CountIndex count) const;
-  // before: the draft step that `best` was drafted in; its sequences come first and are as many.
-  void draft_rows(CommandBuffer& cb, const Batch& b, const Batch& before, Slice best, Slice sources) const;
+  void round_rows(CommandBuffer& cb, const RoundTables& t, Slice windows, uint32_t n_windows) const;
+  void verdict(CommandBuffer& cb, Slice windows, Slice drawn, Slice landed, const CopyTables& copies,
+               const VerdictParams& p) const;
+  // n_copied: empty where nothing was copied; head: empty without one.
+  void absorb_rows(CommandBuffer& cb, Slice windows, Slice landed, Slice n_copied, const HeadTables& head,
+                   const AbsorbRowsParams& p) const;
+  void keep_streams(CommandBuffer& cb, const HeadTables& head, uint32_t max_sequences, Slice streams,
+                    const KeepStreamsParams& p) const;
+  // next: empty behind the last step.
+  void draft_rows(CommandBuffer& cb, const HeadTables& step, const HeadTables& next, Slice replies,
+                  uint32_t max_sequences) const;
+  void copy_drafts(CommandBuffer& cb, const CopyTables& copies, uint32_t max_sequences) const;
   void argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const ArgmaxParams& p) const;
 
   // The sampler; kernels/sampler.h records all of it. Throw InvalidArgument where n_valid is above kMaxDrawn.

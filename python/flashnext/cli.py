@@ -16,7 +16,17 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
+from flashnext.engine.defaults import (
+    DRAFTS,
+    GAP_MS,
+    MAX_PARALLEL,
+    MAX_ROUND_ROWS,
+    PARALLEL,
+    ROUND_ROWS,
+)
 from flashnext.errors import FlashnextError
+from flashnext.server.configuration import Parser, parse, written
+from flashnext.server.options import add_options, settings_of
 from flashnext.version import VERSION
 
 # What takes long to import is imported where it is needed, so that --help and refusals are instant.
@@ -40,8 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(argv: Sequence[str] | None = None) -> int:
     """Run `flashnext-serve ARGV` until a signal; the status is 0, or 1 after an error told in one line."""
-    args = _serve_parser().parse_args(argv)
     try:
+        args, sources = parse(_serve_parser(), argv, os.environ)
+        if args.print_config:
+            print(written(args, sources))
+            return 0
         _interrupted.clear()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
@@ -68,63 +81,104 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _serve_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="flashnext-serve",
         description="Serve a checkpoint over HTTP, in OpenAI's form.",
-        epilog="example: flashnext-serve ./my-checkpoint --port 8080 --context 32768",
+        usage="flashnext-serve [MODEL] [--port PORT] [--context TOKENS] [options]",
+        epilog="examples: flashnext-serve; flashnext-serve ./my-checkpoint --port 8080 --context 32768; "
+        "FLASHNEXT_PORT=8080 flashnext-serve; flashnext-serve --config serve.toml",
     )
-    parser.add_argument(
+    parser.add_argument("--version", action="version", version=f"flashnext {VERSION}")
+    model = parser.add_argument_group("model and address")
+    model.add_argument(
         "model",
         nargs="?",
         type=Path,
         metavar="MODEL",
-        help="checkpoint folder (default: the small one in the package)",
+        help="checkpoint folder, or ORG/NAME[@REVISION] of a hub (default: the small one in the package)",
     )
-    parser.add_argument("--version", action="version", version=f"flashnext {VERSION}")
-    parser.add_argument(
+    model.add_argument(
+        "--offline",
+        action="store_true",
+        help="fetch nothing; a hub's model has to be in the cache (default: fetch)",
+    )
+    model.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1, this machine only)"
     )
-    parser.add_argument("--port", type=_port, default=8000, help="port, 0 for any free one (default 8000)")
-    parser.add_argument(
+    model.add_argument("--port", type=_port, default=8000, help="port, 0 for any free one (default 8000)")
+    engine = parser.add_argument_group("engine")
+    engine.add_argument(
         "--context",
         type=int,
         metavar="TOKENS",
         help="largest prompt plus reply (default: the model's window)",
     )
-    parser.add_argument("--device", default="auto", help="auto or cpu (default auto)")
-    parser.add_argument(
+    engine.add_argument("--device", default="auto", help="auto or cpu (default auto)")
+    engine.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
         default="bfloat16",
         help="of activations and caches (default bfloat16)",
     )
-    parser.add_argument(
+    engine.add_argument(
         "--parallel",
-        type=int,
-        default=16,
-        metavar="N",
-        help="most requests answered at once, 1 to 64 (default 16)",
+        type=_parallel,
+        metavar="auto|N",
+        help=f"most requests answered at once, 1 to {MAX_PARALLEL} (default auto: {PARALLEL}, or as many as "
+        "there is room for)",
     )
-    parser.add_argument(
+    engine.add_argument(
         "--gap",
         type=float,
-        default=250.0,
+        default=GAP_MS,
         metavar="MS",
-        help="how long replies may stand still while others' prompts are read (default 250 ms)",
+        help=f"how long replies may stand still while others' prompts are read (default {GAP_MS:g} ms)",
     )
-    parser.add_argument(
+    engine.add_argument(
         "--drafts",
         type=int,
-        default=0,
+        default=DRAFTS,
         metavar="N",
-        help="most draft tokens of a round, 0 to 15; they change speed only (default 0)",
+        help=f"most draft tokens of a round, 0 to 15; they change speed only (default {DRAFTS})",
     )
+    engine.add_argument(
+        "--round-rows",
+        type=int,
+        default=ROUND_ROWS,
+        metavar="N",
+        help=f"most rows of a round, tokens and drafts of all requests, 1 to {MAX_ROUND_ROWS} "
+        f"(default {ROUND_ROWS})",
+    )
+    engine.add_argument(
+        "--no-lone",
+        action="store_true",
+        help="no rounds without the host while one request runs alone (default: with them)",
+    )
+    engine.add_argument(
+        "--serial-drafts",
+        action="store_true",
+        help="draft for one request after another (default: for all at once)",
+    )
+    engine.add_argument(
+        "--no-prices",
+        action="store_true",
+        help="as many drafts as allowed, whatever they cost (default: as many as pay)",
+    )
+    add_options(parser)
     return parser
 
 
 def _port(text: str) -> int:
     if not text.isascii() or not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, found {text!r}")
+    return int(text)
+
+
+def _parallel(text: str) -> int | None:
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected auto or a number, found {text!r}")
     return int(text)
 
 
@@ -147,10 +201,15 @@ def _listen(host: str, port: int) -> socket.socket:
 def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
     began = time.perf_counter()
     from flashnext.engine.engine import BUNDLED, Engine
-    from flashnext.server.app import Server, create_app
-    from flashnext.server.run import make_server
+    from flashnext.server.loading import Loading
+    from flashnext.server.log import set_up
+    from flashnext.server.run import HttpServer
+    from flashnext.server.service import Service
 
-    path: Path = args.model or BUNDLED
+    path, name = _find_model(args.model or BUNDLED, args.offline)
+    settings = settings_of(args, name, [str(args.model or BUNDLED), "flashnext"])
+    set_up(args.log_level, args.log_format)
+    service = Service(settings)
     load = partial(
         Engine,
         path,
@@ -160,48 +219,47 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
         drafts=args.drafts,
         parallel=args.parallel,
         gap_ms=args.gap,
+        round_rows=args.round_rows,
+        lone=not args.no_lone,
+        serial_drafts=args.serial_drafts,
+        prices=not args.no_prices,
     )
-    with _progress(path) as progress:
-        engine = _in_thread(partial(load, progress=progress))
-    try:
+    loading = Loading(load, _progress(path), service)
+
+    def on_loaded(engine: Engine) -> None:
         for warning in engine.loaded.checkpoint.warnings:
             print(f"flashnext-serve: warning: {warning}", file=sys.stderr)
-        names = [engine.loaded.checkpoint.path.name, str(path), "flashnext"]
-        banner = partial(_banner, engine, names[0], _url(listener), began)
+        service.ready(engine)
+        print(_banner(engine, service.name, _url(listener), began), flush=True)
 
-        def on_start() -> None:
-            print(banner(), flush=True)
-            server.should_exit |= _interrupted.is_set()
+    def on_stop() -> None:
+        if loading.engine is not None:
+            loading.engine.close(timeout_s=0)
 
-        server = make_server(
-            create_app(Server(engine, names)), on_start, on_stop=partial(engine.close, timeout_s=0)
-        )
+    def stop() -> None:
+        server.should_exit = True
+
+    server = HttpServer(service, on_start=lambda: loading.begin(on_loaded, stop), on_stop=on_stop)
+
+    try:
         if not _interrupted.is_set():
             server.run([listener])
+        if loading.error is not None:
+            raise loading.error
     finally:
-        if not engine.close(timeout_s=STOP_TIMEOUT_S):
+        if not loading.close(STOP_TIMEOUT_S):
             _exit_now()  # the device is in a long step that nobody waits for any more
 
 
-def _in_thread(load: Callable[[], Engine]) -> Engine:
-    """Load in a thread, since a signal cannot interrupt the core in this one."""
-    from concurrent.futures import Future
+def _find_model(given: Path, offline: bool) -> tuple[Path, str]:
+    """Find the folder of a checkpoint, fetched where it is a hub's, and the name to serve it under."""
+    from flashnext.checkpoint.hub import is_hub_name
 
-    future: Future[Engine] = Future()
+    if given.exists() or not is_hub_name(str(given)):
+        return given, given.resolve().name
+    from flashnext.commands import fetch
 
-    def work() -> None:
-        try:
-            future.set_result(load())
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, name="flashnext-load", daemon=True).start()
-    try:
-        return future.result()
-    except KeyboardInterrupt:
-        if not future.done():
-            _exit_now()
-        raise
+    return fetch(str(given), offline=offline), given.name.partition("@")[0]
 
 
 def _exit_now() -> NoReturn:

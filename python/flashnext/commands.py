@@ -19,7 +19,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from flashnext.checkpoint import open_checkpoint
+from flashnext.checkpoint import hub, open_checkpoint
 from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
 from flashnext.checkpoint.convert import convert as convert_checkpoint
 from flashnext.checkpoint.summary import Summary
@@ -90,7 +90,77 @@ def inspect(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
-COMMANDS = (convert, inspect)
+def replay(parser: argparse.ArgumentParser) -> Run:
+    """Answer a recorded request again, alone and without drafts, and compare the replies."""
+    parser.add_argument("file", type=Path, help="what `flashnext-serve --record FILE` wrote")
+    parser.add_argument("id", help="of the request, as the log and the header x-request-id tell it")
+    parser.add_argument(
+        "--model", type=Path, help="checkpoint folder (default: the one it was answered with)"
+    )
+
+    def run(args: argparse.Namespace) -> None:
+        from flashnext.engine.engine import Engine
+        from flashnext.server.record import Record
+
+        record = Record.find(args.file, args.id)
+        differ = 0
+        with Engine(
+            args.model or record.checkpoint, dtype=record.dtype, context=record.context, parallel=1
+        ) as engine:
+            for i, (was, now) in enumerate(zip(record.token_shas, record.replay(engine), strict=True)):
+                differ += was != now
+                verdict = "the same" if was == now else "differs"
+                print(f"reply {i}: seed {record.seeds[i]}, was {was}, is {now}: {verdict}")
+        if differ:
+            raise FlashnextError(f"{differ} of {len(record.seeds)} replies differ from what was recorded")
+
+    return run
+
+
+def pull(parser: argparse.ArgumentParser) -> Run:
+    """Fetch a checkpoint from a model hub into its cache, and print the folder."""
+    parser.add_argument("name", help="ORG/NAME, or ORG/NAME@REVISION")
+    parser.add_argument("--offline", action="store_true", help="use what the cache has, and ask nobody")
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="address of the hub or a mirror (default: HF_ENDPOINT)"
+    )
+    parser.add_argument("--cache", type=Path, metavar="FOLDER", help="cache (default: HF_HUB_CACHE)")
+
+    def run(args: argparse.Namespace) -> None:
+        print(fetch(args.name, offline=args.offline, endpoint=args.endpoint, cache=args.cache))
+
+    return run
+
+
+def fetch(
+    name: str, *, offline: bool = False, endpoint: str | None = None, cache: Path | None = None
+) -> Path:
+    """Fetch a checkpoint and show bytes, rate and time left; returns its folder.
+
+    Raises:
+        CheckpointError: It cannot be had.
+    """
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    bars = Progress(*columns, console=Console(stderr=True))
+    task = bars.add_task(f"fetching {name}", total=None)
+
+    def advance(done: int, total: int) -> None:
+        bars.start()  # only once, and not before there is progress, so that a refusal is one line
+        bars.update(task, completed=done, total=total)
+
+    try:
+        return hub.pull(
+            hub.HubName.read(name), offline=offline, endpoint=endpoint, cache=cache, progress=advance
+        )
+    finally:
+        if bars.live.is_started:
+            bars.stop()
+
+
+COMMANDS = (convert, inspect, pull, replay)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

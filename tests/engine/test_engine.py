@@ -28,6 +28,7 @@ from flashnext.errors import CheckpointError, DeviceError, InvalidArgument
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import TemplateOptions
 from support.mutate import edit_tensors
+from support.pages import pages_came_back
 
 TINY = Path(__file__).parents[1] / "tiny"
 GOLDEN = {
@@ -46,8 +47,7 @@ HOT = Sampling(temperature=5, top_k=0, top_p=1, max_tokens=40, seed=11)
 def engine() -> Iterator[Engine]:
     with Engine() as engine:
         yield engine
-        pool = engine.loaded.pool
-        assert pool.free == pool.total  # every page came back
+        assert pages_came_back(engine)
 
 
 @pytest.fixture(scope="module")
@@ -227,7 +227,7 @@ def test_the_window_is_filled_to_its_last_token_and_not_beyond() -> None:
         with pytest.raises(InvalidField) as caught:
             engine.generate(long_chat)
         assert caught.value.field == "messages"
-        assert engine.loaded.pool.free == engine.loaded.pool.total
+        assert pages_came_back(engine)
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_leaving_the_loop_cancels(engine: Engine) -> None:
     started = time.perf_counter()
     wait_for_idle(engine)
     assert time.perf_counter() - started < 10  # 8,000 tokens would take longer on any machine of today
-    assert engine.loaded.pool.free == engine.loaded.pool.total
+    assert pages_came_back(engine)
 
 
 def test_cancelling_a_long_prompt_takes_effect_between_chunks(engine: Engine) -> None:
@@ -336,7 +336,7 @@ def test_the_asyncio_twin_cancels_and_refuses(engine: Engine) -> None:
 
     asyncio.run(run())
     wait_for_idle(engine)
-    assert engine.loaded.pool.free == engine.loaded.pool.total
+    assert pages_came_back(engine)
 
 
 def test_an_event_loop_that_is_gone_hurts_nobody(engine: Engine) -> None:
@@ -488,6 +488,15 @@ def test_loading_tells_its_stages_and_refuses_by_name(tmp_path: Path) -> None:
     assert stages[-1] == "weights"
     with pytest.raises(CheckpointError, match="not found"):
         Engine(tmp_path)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"parallel": 0}, "parallel is 0, expected 1 to 64"),
+        ({"round_rows": 65}, "round_rows is 65, expected 1 to 64"),
+        ({"parallel": 33}, "parallel is 33, and a round has 32 rows"),
+        ({"gap_ms": -1}, "gap_ms is -1, expected 0 or more"),
+    ]
+    for arguments, message in wrong:
+        with pytest.raises(InvalidArgument, match=message):
+            Engine(**arguments)
     with pytest.raises(InvalidArgument, match="device"):
         Engine(device="abacus")
     with pytest.raises(InvalidArgument, match="dtype"):
@@ -504,3 +513,26 @@ def test_text_files_that_are_links_out_of_the_folder_are_refused(tmp_path: Path,
     (folder / name).symlink_to(tmp_path / name)
     with pytest.raises(CheckpointError, match=f"{name} is a link that leads out of the folder"):
         Engine(folder)
+
+
+def test_as_many_requests_run_at_once_as_there_are_pages_for() -> None:
+    with Engine(context=512) as engine:
+        assert engine.parallel == 8
+    with Engine(context=512, parallel=12) as engine:
+        assert engine.parallel == 12
+
+
+def test_a_reply_tells_drafts_and_timings(engine: Engine) -> None:
+    request = engine.generate(SUM, sampling=GREEDY)
+    events = list(request)
+    reply = request.result()
+    assert (events[-1].drafts, events[-1].timings) == (reply.drafts, reply.timings)
+    assert (reply.drafts.proposed, reply.drafts.accepted) == (0, 0)
+    timings = reply.timings
+    assert timings.queued_ms is not None and timings.prompt_ms is not None
+    assert timings.first_token_ms == pytest.approx(timings.queued_ms + timings.prompt_ms)
+    assert timings.decode_ms is not None and timings.largest_gap_ms is not None
+    assert timings.decode_ms >= timings.largest_gap_ms > 0
+    with Engine(drafts=3) as drafting:
+        drafts = drafting.generate(SUM, sampling=GREEDY).result().drafts
+    assert drafts.proposed >= drafts.accepted > 0

@@ -28,6 +28,7 @@ NAN, INF = float("nan"), float("inf")
         ("max_tokens", [0, -1, 1.0, True]),
         ("logprobs", [-1, 21, True]),
         ("stop", ["a", ["a"] * 17]),
+        ("priority", ["high", "", None, ["normal"]]),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_name(field: str, values: list[Any]) -> None:

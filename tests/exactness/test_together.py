@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from flashnext.engine.engine import Engine
 from flashnext.engine.events import Reply
 from flashnext.engine.sampling import Sampling
+from support.pages import pages_came_back
 
 TINY = Path(__file__).parents[1] / "tiny"
 CASES: list[dict[str, Any]] = [
@@ -31,33 +33,9 @@ SETTINGS = (
 )
 
 
-class Counted:
-    """Stands between an engine and its core, and counts what the rounds held."""
-
-    def __init__(self, core: Any) -> None:
-        self._core = core
-        self.widest = self.chunks_beside_rounds = 0
-        self._last = ""
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._core, name)
-
-    def prompt(self, *args: Any) -> Any:
-        self.chunks_beside_rounds += self._last == "round"
-        self._last = "prompt"
-        return self._core.prompt(*args)
-
-    def round(self, sessions: Sequence[Any], n_drafts: Sequence[int]) -> Any:
-        self.widest = max(self.widest, len(sessions))
-        self._last = "round"
-        return self._core.round(sessions, n_drafts)
-
-
-def counted(engine: Engine) -> Counted:
-    scheduler = engine._thread._scheduler
-    core = Counted(scheduler._core)
-    scheduler._core = core
-    return core
+def counts(engine: Engine) -> dict[str, int]:
+    """What the engine's rounds held so far; see `_core.Driver.counts`."""
+    return engine._thread._scheduler._core.driver.counts()
 
 
 def asked(n: int) -> list[tuple[list[int], Sampling]]:
@@ -94,21 +72,17 @@ def same(found: Reply, expected: Reply) -> bool:
 @pytest.mark.parametrize("n", [2, 4, 8, 16])
 def test_requests_that_come_together(alone: Any, n: int, drafts: int) -> None:
     with Engine(drafts=drafts) as engine:
-        core = counted(engine)
         requests = [(engine.submit(p, sampling=s), p, s) for p, s in asked(n)]
         for request, prompt, sampling in requests:
             assert same(request.result(), alone(prompt, sampling)), f"{n} together, drafts {drafts}"
-        assert core.widest > max(1, n // 4)
-        pool = engine.loaded.pool
-        engine.generate("x", sampling=Sampling(max_tokens=1)).result()
-        assert pool.free == pool.total
+        assert counts(engine)["widest"] > max(1, n // 4)
+        assert pages_came_back(engine)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_requests_that_come_and_go_as_they_like(alone: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     with Engine(drafts=int(rng.integers(0, 4)), parallel=6) as engine:
-        core = counted(engine)
         kept, cancelled = [], []
         for prompt, sampling in asked(20):
             request = engine.submit(prompt, sampling=sampling)
@@ -123,19 +97,18 @@ def test_requests_that_come_and_go_as_they_like(alone: Any, seed: int) -> None:
             request.cancel()
         for request, prompt, sampling in kept:
             assert same(request.result(), alone(prompt, sampling)), f"seed {seed}"
-        assert core.widest > 1
+        assert counts(engine)["widest"] > 1
 
 
 def test_a_long_prompt_is_read_between_the_rounds_of_others(alone: Any) -> None:
     with Engine(gap_ms=1) as engine:
-        core = counted(engine)
         running = [(engine.submit(p, sampling=s), p, s) for p, s in asked(3)]
         next(iter(running[0][0]))
         long = engine.submit(LONG["prompt_ids"], sampling=SETTINGS[0])
         for request, prompt, sampling in running:
             assert same(request.result(), alone(prompt, sampling))
         assert same(long.result(), alone(LONG["prompt_ids"], SETTINGS[0]))
-        assert core.chunks_beside_rounds > 3
+        assert counts(engine)["chunks_beside_rounds"] > 3
 
 
 def test_pages_that_one_takes_ahead_are_not_those_that_another_needs() -> None:
@@ -158,8 +131,42 @@ def test_pages_that_one_takes_ahead_are_not_those_that_another_needs() -> None:
 
 def test_requests_that_wait_for_pages_get_their_replies(alone: Any) -> None:
     with Engine(context=512) as engine:  # eight pages: a few of the requests at a time
-        core = counted(engine)
         requests = [(engine.submit(p, sampling=s), p, s) for p, s in asked(12)]
         for request, prompt, sampling in requests:
             assert same(request.result(), alone(prompt, sampling))
-        assert 1 < core.widest < 12
+        assert 1 < counts(engine)["widest"] < 12
+
+
+def test_replies_that_outgrow_the_pages_are_preempted_and_stay_the_same() -> None:
+    rng = np.random.default_rng(7)
+    requests = [
+        (rng.integers(10, 2000, n).tolist(), replace(settings, seed=n, max_tokens=most))
+        for n, most, settings in (
+            (30, 150, Sampling(temperature=9, top_k=0, top_p=1)),
+            (60, 120, Sampling(temperature=9, top_k=0, top_p=1, presence_penalty=1, repetition_penalty=1.2)),
+            (20, 160, Sampling(temperature=9, top_k=0, top_p=1, priority="background")),
+            (50, 100, Sampling(temperature=9, top_k=0, top_p=1, frequency_penalty=0.5)),
+        )
+    ]
+    with Engine(context=256, parallel=1) as engine:
+        expected = [engine.submit(p, sampling=s).result() for p, s in requests]
+    assert sum(len(reply.token_ids) for reply in expected) > 300
+    for drafts in (0, 2):
+        with Engine(context=256, parallel=4, drafts=drafts) as engine:  # four pages
+            asked = [engine.submit(p, sampling=s) for p, s in requests]
+            for request, reply in zip(asked, expected, strict=True):
+                assert same(request.result(), reply)
+            assert engine.counts.preempted > 0
+
+
+def test_a_background_request_makes_room_for_others(alone: Any) -> None:
+    (first, _), (second, _) = asked(2)
+    late, early = Sampling(temperature=0, max_tokens=48), Sampling(temperature=0, max_tokens=4)
+    background = replace(late, priority="background")
+    with Engine(parallel=1) as engine:
+        slow = engine.submit(first, sampling=background)
+        next(iter(slow))
+        quick = engine.submit(second, sampling=early)
+        assert same(quick.result(), alone(second, early))
+        assert same(slow.result(), alone(first, late))
+        assert engine.counts.preempted == 1

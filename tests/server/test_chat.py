@@ -231,6 +231,10 @@ def test_the_model_is_listed_with_its_window(client: openai.OpenAI) -> None:
     (model,) = client.models.list().data
     assert (model.id, model.object, model.owned_by) == (MODEL, "model", "flashnext")
     assert model.context_window == 8192
+    assert client.models.retrieve(MODEL) == model
+    assert model.capabilities["tools"] and model.loaded and model.quantization["bits"] == [6]
+    with pytest.raises(openai.NotFoundError, match="gpt-9"):
+        client.models.retrieve("gpt-9")
 
 
 def test_health_is_ok(server: ServerProcess) -> None:

@@ -53,13 +53,18 @@ def test_a_given_checkpoint_is_served_under_its_folders_name() -> None:
 @pytest.mark.parametrize("streaming", [True, False])
 def test_a_signal_ends_it_cleanly_within_a_second_or_so(signal_number: int, streaming: bool) -> None:
     with (
-        server_process() as server,
+        server_process("--drain", "0") as server,
         closing(http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)) as connection,
     ):
         body: dict[str, Any] = {"model": "tiny-6bit", "stream": True, "temperature": 100, "seed": 1}
         messages = [{"role": "user", "content": " a" * 8000}]  # takes seconds to read
         if streaming:
-            connection.request("POST", "/v1/chat/completions", json.dumps({**body, "messages": messages}))
+            connection.request(
+                "POST",
+                "/v1/chat/completions",
+                json.dumps({**body, "messages": messages}),
+                {"content-type": "application/json"},
+            )
             response = connection.getresponse()
             assert b"assistant" in response.readline()
         started = time.perf_counter()
@@ -84,7 +89,7 @@ def test_it_can_be_ended_while_it_loads() -> None:
     assert "Traceback" not in out + err
 
 
-@pytest.mark.parametrize("when", ["_in_thread", "_banner"])
+@pytest.mark.parametrize("when", ["_listen", "_progress"])
 def test_an_interrupt_that_a_destructor_swallowed_still_ends_it(when: str) -> None:
     program = (
         "import sys, flashnext.cli as cli\n"

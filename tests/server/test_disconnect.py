@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import logging
+import os
 import socket
 import threading
 import time
@@ -25,7 +27,9 @@ PLAIN: dict[str, Any] = {"model": "tiny", "messages": SUM, "temperature": 0}
 def begin(server: ServerThread, **more: Any) -> http.client.HTTPConnection:
     """Send a request and do not read the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request("POST", "/v1/chat/completions", json.dumps({**PLAIN, **more}))
+    connection.request(
+        "POST", "/v1/chat/completions", json.dumps({**PLAIN, **more}), {"content-type": "application/json"}
+    )
     return connection
 
 
@@ -51,7 +55,10 @@ def test_a_client_that_leaves_while_it_sends_is_no_error(
 ) -> None:
     for _ in range(3):
         with socket.create_connection(("127.0.0.1", watched.port)) as client:
-            client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            client.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            )
             time.sleep(0.05)
     require_idle_and_well(watched)
     assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
@@ -174,3 +181,37 @@ def test_a_closing_engine_ends_streams_with_an_error(watched: ServerThread) -> N
         *_, last, done, _ = response.read().decode().split("\n\n")
     assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
     assert done == "data: [DONE]"
+
+
+def test_many_streams_that_are_dropped_leave_no_task_no_page_and_no_file() -> None:
+    n = 300
+    server = ServerThread(max_queue=n)
+    try:
+        loop = next(iter(server._server.servers)).get_loop()
+
+        def n_tasks() -> int:
+            return asyncio.run_coroutine_threadsafe(count_tasks(), loop).result(30)
+
+        async def count_tasks() -> int:
+            return len(asyncio.all_tasks())
+
+        def n_files() -> int:
+            return len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
+
+        require_idle_and_well(server)
+        until(lambda: server.service.n_connections() == 0, "the first connection stayed open")
+        tasks, files = n_tasks(), n_files()
+        server.core.endless = True
+        connections = [begin(server, stream=True) for _ in range(n)]
+        for connection in connections:
+            connection.sock.recv(1)  # the stream has begun
+        assert server.service.queue.n_open == n
+        for connection in connections:
+            connection.close()
+        until(lambda: server.service.queue.n_open == 0, "replies were not ended")
+        require_idle_and_well(server)
+        until(lambda: server.service.n_connections() == 0, "connections stayed open")
+        until(lambda: n_tasks() <= tasks, "tasks were left")
+        assert n_files() <= files
+    finally:
+        server.close()

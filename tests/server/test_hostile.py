@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from flashnext.server.body import MAX_BODY_BYTES
 from support.serving import ServerProcess, server_process
 
 MODEL = "tiny-6bit"
+MAX_BODY_BYTES = 64 * 1024 * 1024
 SUM: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
 PLAIN: dict[str, Any] = {"model": MODEL, "messages": SUM, "temperature": 0}
 HALF = "x \ud83d"
@@ -24,6 +24,7 @@ def post(server: ServerProcess) -> Iterator[Any]:
 
         def send(body: Any, **headers: str) -> httpx.Response:
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
+            headers = {"content-type": "application/json", **headers}
             return http.post(f"{server.url}/chat/completions", content=data, headers=headers)
 
         yield send
@@ -86,17 +87,37 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("stop number", {"stop": 5}, "stop"),
     ("stop of numbers", {"stop": [5]}, "stop[0]"),
     ("too many stops", {"stop": ["a"] * 17}, "stop"),
-    ("two choices", {"n": 2}, "n"),
-    ("logprobs", {"logprobs": True}, "logprobs"),
-    ("logit_bias", {"logit_bias": {"999999": 5}}, "logit_bias"),
-    ("presence_penalty", {"presence_penalty": 0.5}, "presence_penalty"),
+    ("no choice", {"n": 0}, "n"),
+    ("too many choices", {"n": 65}, "n"),
+    ("logprobs as a number", {"logprobs": 1}, "logprobs"),
+    ("top_logprobs alone", {"top_logprobs": 2}, "top_logprobs"),
+    ("top_logprobs above", {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    ("top_logprobs below", {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    ("logit_bias beyond the vocabulary", {"logit_bias": {"999999": 5}}, "logit_bias"),
+    ("logit_bias of a padded id", {"logit_bias": {"2560": 5}}, "logit_bias"),
+    ("logit_bias of text", {"logit_bias": {"abc": 5}}, "logit_bias"),
+    ("logit_bias of an id twice", {"logit_bias": {"5": 1, "05": 1}}, "logit_bias"),
+    ("logit_bias above", {"logit_bias": {"5": 101}}, "logit_bias.5"),
+    ("logit_bias text value", {"logit_bias": {"5": "1"}}, "logit_bias.5"),
+    ("logit_bias list", {"logit_bias": [5]}, "logit_bias"),
+    ("presence_penalty above", {"presence_penalty": 2.5}, "presence_penalty"),
+    ("frequency_penalty below", {"frequency_penalty": -2.5}, "frequency_penalty"),
+    ("repetition_penalty 0", {"repetition_penalty": 0}, "repetition_penalty"),
+    ("stop token beyond", {"stop_token_ids": [999999]}, "stop_token_ids"),
+    ("min_tokens", {"min_tokens": 5}, "min_tokens"),
+    ("audio", {"audio": {"voice": "a", "format": "wav"}}, "audio"),
+    ("modalities", {"modalities": ["text", "audio"]}, "modalities"),
+    ("functions", {"functions": [{"name": "f"}]}, "functions"),
+    ("prediction", {"prediction": {"type": "content", "content": "x"}}, "prediction"),
+    ("web search", {"web_search_options": {}}, "web_search_options"),
     ("response_format", {"response_format": {"type": "json_object"}}, "response_format"),
-    ("reasoning_effort", {"reasoning_effort": "high"}, "reasoning_effort"),
+    ("reasoning_effort", {"reasoning_effort": "huge"}, "reasoning_effort"),
+    ("two efforts", {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "medium"}},
+     "reasoning_effort"),
     ("tool_choice required", {"tool_choice": "required", "tools": [tool()]}, "tool_choice"),
     ("tool_choice named", {"tool_choice": {"type": "function"}, "tools": [tool()]}, "tool_choice"),
-    ("unknown field", {"temprature": 1}, "temprature"),
     ("stream text", {"stream": "yes"}, "stream"),
-    ("stream_options", {"stream_options": {"include_usge": True}}, "stream_options.include_usge"),
+    ("stream_options", {"stream_options": {"include_usage": 5}}, "stream_options.include_usage"),
     ("unknown template option", {"chat_template_kwargs": {"thinking": 1}}, "chat_template_kwargs.thinking"),
     ("option type", {"chat_template_kwargs": {"add_vision_id": 1}}, "chat_template_kwargs.add_vision_id"),
     ("template options list", {"chat_template_kwargs": []}, "chat_template_kwargs"),
@@ -282,3 +303,70 @@ def test_hot_sampling_never_reaches_a_padded_id(post: Any) -> None:
         "return_token_ids": True,
     }
     assert max(post(body).json()["choices"][0]["token_ids"]) < 2560
+
+
+# --- the other routes
+
+OTHERS: dict[str, dict[str, Any]] = {
+    "/v1/completions": {"model": MODEL, "prompt": "a", "max_tokens": 1},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+@pytest.mark.parametrize("route", OTHERS)
+def test_no_route_takes_a_body_that_is_no_plain_json_object(
+    route: str, post: Any, server: ServerProcess
+) -> None:
+    url = server.url.removesuffix("/v1") + route
+    headers = {"content-type": "application/json"}
+    for body, problem in BODIES:
+        assert problem in error_of(httpx.post(url, content=body, headers=headers, timeout=60))["message"]
+    twice = json.dumps(OTHERS[route]).encode()[:-1] + b', "model": "x", "model": "y"}'
+    assert "stands twice" in error_of(httpx.post(url, content=twice, headers=headers))["message"]
+    wrongs: tuple[Any, ...] = ("x", 5, [], {}, 1.5, True)
+    for wrong in wrongs:
+        for field in OTHERS[route]:
+            response = httpx.post(url, json={**OTHERS[route], field: wrong}, timeout=60)
+            assert response.status_code < 500, response.text
+    assert httpx.post(url, json=OTHERS[route], timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop"])
+def test_completions_mend_half_a_surrogate_pair_and_cut_nothing_at_nul(
+    field: str, post: Any, server: ServerProcess
+) -> None:
+    def ids_for(text: str) -> Any:
+        body = {"model": MODEL, "prompt": "x", "max_tokens": 1, "return_token_ids": True, field: text}
+        data = json.dumps(body).encode()
+        response = httpx.post(
+            f"{server.url}/completions",
+            content=data,
+            headers={"content-type": "application/json"},
+            timeout=60,
+        )
+        assert response.status_code == 200, response.text
+        return response.json()["choices"][0]["prompt_token_ids"]
+
+    if field == "prompt":
+        assert ids_for(HALF) == ids_for("x \ufffd")
+        assert len({tuple(ids_for(text)) for text in ("a", "a\0", "a\0b", "a\0c")}) == 4
+    else:
+        assert ids_for(HALF) == ids_for("a\0b") == ids_for("x")
+
+
+def test_the_window_and_the_default_cap_are_the_same_on_both_routes() -> None:
+    with server_process("--context", "64") as small, httpx.Client(base_url=small.url, timeout=60) as http:
+        endless = {"model": MODEL, "ignore_eos": True}
+        chat = http.post("/chat/completions", json={**endless, "messages": SUM}).json()
+        ids = http.post("/chat/completions", json={**PLAIN, "return_token_ids": True}).json()[
+            "prompt_token_ids"
+        ]
+        text = http.post("/completions", json={**endless, "prompt": ids}).json()
+        for reply in (chat, text):
+            assert reply["usage"]["total_tokens"] == 64
+            assert reply["choices"][0]["finish_reason"] == "length"
+        assert http.post("/completions", json={**endless, "prompt": [5] * 63}).status_code == 200
+        for over in (64, 65):
+            error = error_of(http.post("/completions", json={**endless, "prompt": [5] * over}))
+            assert error["param"] == "prompt" and f"{over} tokens" in error["message"]

@@ -1,13 +1,23 @@
-"""A core that plays replies from a script, to test the engine's own conduct, failures included."""
+"""A core that plays replies from a script: pages, forks, rounds in flight, drafts, and failures on request.
+
+It holds callers to the protocol of `flashnext.engine.core`: what a session has read must be what its reply
+is drawn from, a closed or failed session is not used, no reply is forked, nothing is begun behind the end.
+"""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flashnext.engine.core import Tokens
+from flashnext.engine.core import ChunkPart, ReplyOptions
+from flashnext.errors import OutOfPages
+
+PAGE = 8
+WINDOW = 4
 
 
 @dataclass
@@ -22,42 +32,123 @@ class FakeDrawn:
         return [(self.token, -0.5), (0, -2.0)]
 
 
+@dataclass
+class FakeLanded:
+    """See `flashnext.engine.core.Landed`."""
+
+    session: FakeSession
+    tokens: list[FakeDrawn] = field(default_factory=list)
+    ended: bool = False
+    proposed: int = 0
+    accepted: int = 0
+    error: Exception | None = None
+    short: bool = False
+
+
 class FakeSession:
-    """A sequence of the fake core."""
+    """A sequence of the fake core; its rows are the token ids that it has read."""
 
     def __init__(self, core: FakeCore) -> None:
         self.core = core
-        self.prompt: list[int] = []
+        self.rows: list[int] = []
+        self.pages: list[list[int]] = []  # each a count of its holders
+        self.options: ReplyOptions | None = None
+        self.script: list[int] = []
         self.reply: list[int] = []
-        self.n_drawn = self.n_drafts = 0
-        self.closed = False
+        self.in_flight = 0
+        self.ended = self.broken = self.closed = False
+
+    @property
+    def n_pages(self) -> int:
+        return len(self.pages)
 
     def close(self) -> None:
         if not self.closed:
             self.closed = True
             self.core.open_sessions.remove(self)
+            self.give_back()
 
-    def draw(self) -> FakeDrawn:
-        self.n_drawn += 1
-        return FakeDrawn(self.reply[self.n_drawn - 1])
+    def give_back(self) -> None:
+        """Free the pages, once nothing in flight writes them."""
+        if self.closed and not self.in_flight:
+            for page in self.pages:
+                page[0] -= 1
+                self.core.n_taken -= page[0] == 0
+            self.pages = []
+
+    def reserve(self, n_positions: int) -> bool:
+        """Take the pages of n positions, or none."""
+        more = -(-n_positions // PAGE) - len(self.pages)
+        if more > self.core.free_pages():
+            return False
+        for _ in range(more):
+            self.pages.append([1])
+            self.core.n_taken += 1
+        return True
+
+    def draw(self) -> int:
+        """Draw the token behind what has been read; it depends on all of it."""
+        assert self.options is not None
+        n = self.options.n_prompt
+        assert self.rows[n:] == self.reply, "the reply goes on from other tokens than it has"
+        token = self.script[len(self.reply)] + self.core.slips.pop(len(self.reply), 0)
+        self.reply.append(token)
+        self.ended = token in (*self.options.stop_ids, -1) or n + len(self.reply) >= self.options.end
+        return token
 
 
 class FakeCore:
-    """Replies to a prompt with `script(prompt)`; `before` is called ahead of every step and may raise."""
+    """Replies to a prompt with `script(prompt)`.
 
-    max_chunk = 4
-    n_pages = 100
-    accepted = 0  # drafts that each round keeps
+    Attributes:
+        before: Called ahead of everything with its name and a detail; may raise, as the device would.
+        fault: Of a session in a step or a round: what fails of it alone;
+            OutOfPages where it comes short.
+        accepted: Drafts that each round keeps.
+        in_flight: Rounds that are begun before the one in front has landed.
+        slips: Added to the token of that number in a reply, once.
+        chunks: The tokens of each part read, alone or together in `passes`.
+        rounds: How many sequences each had.
+        most_idle: How often there is use for a moment in which there is nothing to do.
+        resumed: The known tokens of each reply that was begun with some.
+    """
 
-    def __init__(self, script: Callable[[list[int]], list[int]]) -> None:
+    max_sequences = 64
+    least_shared = 0
+    prompt_equals_window = True
+    accepted = 0
+    in_flight = 1
+    most_idle = 0
+
+    def __init__(
+        self,
+        script: Callable[[list[int]], list[int]],
+        *,
+        n_pages: int = 100,
+        max_chunk: int = 4,
+        context: int = 10**6,
+    ) -> None:
         self.script = script
+        self.n_pages, self.max_chunk, self.context = n_pages, max_chunk, context
         self.before: Callable[[str, Any], object] = lambda what, detail: None
+        self.fault: Callable[[FakeSession], Exception | None] = lambda session: None
+        self.slips: dict[int, int] = {}
         self.open_sessions: list[FakeSession] = []
         self.chunks: list[list[int]] = []
+        self.passes: list[list[list[int]]] = []
         self.rounds: list[int] = []
+        self.resumed: list[tuple[int, ...]] = []
+        self.n_taken = self.n_forks = self.n_shorts = self.n_idle = 0
+        self._going: list[FakeSession] = []  # those that were started and have not come short
+        self._started: set[FakeSession] = set()
+        self._queue: deque[list[FakeLanded]] = deque()  # rounds in flight
+        self._woken = threading.Event()
+
+    def free_pages(self) -> int:
+        return self.n_pages - self.n_taken
 
     def pages(self, n_positions: int) -> int:
-        return -(-n_positions // 8)
+        return -(-min(n_positions + 2 * WINDOW, self.context) // PAGE)
 
     def open(self) -> FakeSession:
         self.before("open", None)
@@ -65,33 +156,174 @@ class FakeCore:
         self.open_sessions.append(session)
         return session
 
-    def prompt(
-        self, session: Any, tokens: Tokens, last: bool, sampling: Any, n_drafts: int
-    ) -> list[FakeDrawn]:
-        assert isinstance(session, FakeSession) and not session.closed
-        assert tokens.dtype == np.int32 and 0 < len(tokens) <= self.max_chunk
-        self.before("prompt", tokens.tolist())
-        self.chunks.append(tokens.tolist())
-        session.n_drafts = n_drafts
-        session.prompt += tokens.tolist()
-        if not last:
+    def fork(self, session: Any) -> FakeSession:
+        assert isinstance(session, FakeSession)
+        self._check_usable(session)
+        assert not session.reply and not session.in_flight, "forked off a reply"
+        self.before("fork", None)
+        n, copied = divmod(len(session.rows), PAGE)
+        if copied and not self.free_pages():
+            raise OutOfPages("no page is free")
+        other = FakeSession(self)
+        self.open_sessions.append(other)
+        other.rows = list(session.rows)
+        for page in session.pages[:n]:
+            page[0] += 1
+            other.pages.append(page)
+        assert other.reserve(len(other.rows))
+        self.n_forks += 1
+        return other
+
+    def begin(self, session: Any, options: ReplyOptions) -> None:
+        self._check_usable(session)
+        self.before("begin", options)
+        assert options.end > options.n_prompt
+        session.options = options
+        if options.known:
+            self.resumed.append(options.known)
+
+    def step(self, chunk: Sequence[ChunkPart], round: Sequence[Any]) -> list[FakeLanded]:
+        assert not self._going, "rounds go on by themselves"
+        assert chunk or round
+        sessions = [*(part.session for part in chunk), *round]
+        assert len(set(map(id, sessions))) == len(sessions)
+        assert sum(len(part.tokens) for part in chunk) <= self.max_chunk
+        assert len(chunk) <= self.max_sequences and len(round) <= self.max_sequences
+        if chunk:
+            tokens = [part.tokens.tolist() for part in chunk]
+            self._all_or_nothing("prompt", sessions, tokens)
+            self.passes.append(tokens)
+        landed = [self._read(part) for part in chunk]
+        if round:
+            self._begin_round(round)
+            landed += self._land()
+        return landed
+
+    def start(self, sessions: Sequence[Any]) -> None:
+        assert sessions
+        assert all(s.reply and not s.closed for s in sessions)
+        if set(sessions) != self._started:
+            self._going, self._started = list(sessions), set(sessions)
+
+    def take(self) -> list[FakeLanded]:
+        if self._woken.is_set():
+            self._woken.clear()
             return []
-        session.reply = self.script(session.prompt)
-        return [session.draw()]
+        while self._going and len(self._queue) <= self.in_flight:
+            if not self._begin_round([s for s in self._going if not s.closed]):
+                break
+        assert self._queue, "nothing will ever land"
+        return self._land()
 
-    def round(self, sessions: Sequence[Any], n_drafts: Sequence[int]) -> list[list[FakeDrawn]]:
-        assert len(n_drafts) == len(sessions)
-        assert sessions and not any(s.closed for s in sessions)
-        self.before("round", [s.prompt for s in sessions])
-        self.rounds.append(len(sessions))
-        drawn = []
-        for session, n in zip(sessions, session_drafts(sessions), strict=True):
-            drawn.append([session.draw() for _ in range(1 + min(n, self.accepted))])
-        for session, n in zip(sessions, n_drafts, strict=True):
-            session.n_drafts = n
-        return drawn
+    def stop(self) -> list[FakeLanded]:
+        self._going, self._started = [], set()
+        landed = []
+        while self._queue:
+            landed += self._land()
+        return landed
 
+    def wake(self) -> None:
+        self._woken.set()
 
-def session_drafts(sessions: Sequence[Any]) -> list[int]:
-    """How many drafts each session's round verifies: no more than its script goes on."""
-    return [min(s.n_drafts, len(s.reply) - s.n_drawn - 1) for s in sessions]
+    def idle(self) -> bool:
+        self.n_idle += 1
+        return self.n_idle < self.most_idle
+
+    def _read(self, part: ChunkPart) -> FakeLanded:
+        session = part.session
+        assert isinstance(session, FakeSession) and not session.reply
+        self._check_usable(session)
+        tokens = part.tokens.tolist()
+        assert part.tokens.dtype == np.int32 and tokens
+        error = self.fault(session)
+        if isinstance(error, OutOfPages):
+            return FakeLanded(session, short=True)
+        if error:
+            session.broken = True
+            return FakeLanded(session, error=error)
+        if not session.reserve(len(session.rows) + len(tokens)):
+            self.n_shorts += 1
+            return FakeLanded(session, short=True)
+        self.chunks.append(tokens)
+        session.rows += tokens
+        if not part.last:
+            return FakeLanded(session)
+        options = session.options
+        assert options is not None
+        known = options.known[:-1] if self.prompt_equals_window else ()
+        assert session.rows[options.n_prompt :] == list(known), "not what the reply was"
+        session.reply = list(known)
+        session.script = self.script(session.rows[: options.n_prompt])
+        return FakeLanded(session, [FakeDrawn(session.draw())], session.ended)
+
+    def _begin_round(self, sessions: Sequence[FakeSession]) -> bool:
+        """Begin a round over those that can take part; whether there is one."""
+        landed = []
+        for session in sessions:
+            if not session.ended:
+                self._check_usable(session)
+                landed.append(self._window(session))
+        if not landed:
+            return False
+        for one in landed:
+            if one.short and one.session in self._going:
+                self._going.remove(one.session)
+        self.rounds.append(sum(not one.short for one in landed))
+        self._queue.append(landed)
+        return True
+
+    def _window(self, session: FakeSession) -> FakeLanded:
+        options = session.options
+        assert options is not None and session.reply
+        session.in_flight += 1
+        error = self.fault(session)
+        if isinstance(error, OutOfPages):
+            return FakeLanded(session, short=True)
+        if error:
+            session.broken = session.ended = True
+            return FakeLanded(session, error=error)
+        n_drafts = min(options.n_drafts, WINDOW - 1, options.end - options.n_prompt - len(session.reply) - 1)
+        ahead = min(len(session.rows) + 1 + n_drafts + 2 * WINDOW, self.context)
+        if not session.reserve(ahead):
+            self.n_shorts += 1
+            return FakeLanded(session, short=True)
+        known = options.known[len(session.reply) :]
+        accepted = len(known[: WINDOW - 1]) if known else min(n_drafts, self.accepted)
+        drawn: list[FakeDrawn] = []
+        while len(drawn) <= accepted and not session.ended:
+            session.rows.append(session.reply[-1])
+            drawn.append(FakeDrawn(session.draw()))
+        proposed = 0 if known else n_drafts
+        return FakeLanded(session, drawn, session.ended, proposed, 0 if known else len(drawn) - 1)
+
+    def _land(self) -> list[FakeLanded]:
+        """Land the oldest round in flight."""
+        if not self._queue:
+            return []
+        sessions = [one.session for one in self._queue[0]]
+        self._all_or_nothing("round", sessions, [s.rows for s in sessions])
+        landed = self._queue.popleft()
+        for one in landed:
+            one.session.in_flight -= 1
+            one.session.give_back()
+        return [one for one in landed if not one.session.closed]
+
+    def _all_or_nothing(self, what: str, sessions: Sequence[Any], detail: Any) -> None:
+        """Ask `before`; where it raises, all that is in flight is lost."""
+        try:
+            self.before(what, detail)
+        except Exception:
+            for landed in self._queue:
+                for one in landed:
+                    one.session.in_flight -= 1
+                    one.session.broken = True
+                    one.session.give_back()
+            self._queue.clear()
+            for session in [*sessions, *self._going]:
+                session.broken = True
+            self._going, self._started = [], set()
+            raise
+
+    def _check_usable(self, session: FakeSession) -> None:
+        assert not session.closed, "used after close"
+        assert not session.broken, "used after a failure"

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+from flashnext.engine.defaults import DRAFTS
 from flashnext.engine.engine import Engine
-from flashnext.server.app import Server, create_app
-from flashnext.server.run import make_server
+from flashnext.server.run import HttpServer
+from flashnext.server.service import Service
+from flashnext.server.settings import Settings
 
 SERVE = [sys.executable, "-c", "import sys; from flashnext.cli import serve; sys.exit(serve())"]
 
@@ -27,9 +33,15 @@ class ServerProcess:
         url: Of the API.
     """
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+        # A pipe that nobody reads would fill with the log.
+        self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
         self.process = subprocess.Popen(
-            [*SERVE, "--port", "0", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*SERVE, "--port", "0", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=self._err,
+            text=True,
+            env={**os.environ, **(environ or {})},
         )
         assert self.process.stdout is not None
         lines: list[str] = []
@@ -39,34 +51,51 @@ class ServerProcess:
                 break
         self.banner = "".join(lines)
         found = re.search(r"http://\S+", self.banner)
-        assert found, self.process.communicate()
+        assert found, (self.process.wait(10), self.err)
         self.url = found.group()
         self.port = int(self.url.rsplit(":", 1)[1].removesuffix("/v1"))
 
     def end(self, signal_number: int, timeout_s: float = 30) -> tuple[int, str]:
         """Send a signal and wait; returns the exit status and what was written to stderr."""
         self.process.send_signal(signal_number)
-        _, err = self.process.communicate(timeout=timeout_s)
-        return self.process.returncode, err
+        self.process.communicate(timeout=timeout_s)
+        return self.process.returncode, self.err
+
+    def close(self) -> None:
+        """Forget what was written."""
+        self._err.close()
+
+    @property
+    def err(self) -> str:
+        """What was written to stderr so far."""
+        self._err.seek(0)
+        return self._err.read()
+
+    @property
+    def log(self) -> list[dict[str, Any]]:
+        """The log so far."""
+        return [json.loads(line) for line in self.err.splitlines() if line.startswith("{")]
 
 
 @contextmanager
-def server_process(*arguments: str) -> Iterator[ServerProcess]:
+def server_process(*arguments: str, environ: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
     """A server for the time of a test."""
-    server = ServerProcess(*arguments)
+    server = ServerProcess(*arguments, environ=environ)
     try:
         yield server
     finally:
         server.process.kill()
         server.process.communicate()
+        server.close()
 
 
 class WatchedCore:
     """Stands between an engine and its core.
 
     Attributes:
-        before: Called ahead of each step with its name; may raise.
+        before: Called ahead of each step with its name, "prompt" or "round"; may raise.
         endless: Replies never end by themselves: stop tokens are replaced.
+        script: Tokens that each reply consists of, in place of what was drawn; its end token with them.
         n_chunks, n_rounds: Steps so far.
     """
 
@@ -75,22 +104,52 @@ class WatchedCore:
         self._stop_ids = stop_ids
         self.before: Callable[[str], object] = lambda what: None
         self.endless = False
+        self.script: list[int] = []
+        self._spoken: dict[Any, int] = {}
         self.n_chunks = self.n_rounds = 0
-        self.max_chunk, self.n_pages, self.pages = core.max_chunk, core.n_pages, core.pages
-        self.open = core.open
 
-    def prompt(self, *args: Any) -> list[Any]:
-        self.before("prompt")
-        self.n_chunks += 1
-        return [self._replace(drawn) for drawn in self._core.prompt(*args)]
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)
 
-    def round(self, sessions: Sequence[Any], n_drafts: Sequence[int]) -> list[list[Any]]:
+    def begin(self, session: Any, options: Any) -> None:
+        self._core.begin(session, replace(options, stop_ids=()) if self._replaces else options)
+
+    def step(self, chunk: Sequence[Any], round: Sequence[Any]) -> list[Any]:
+        if chunk:
+            self.before("prompt")
+            self.n_chunks += len(chunk)
+        return self._watched(self._core.step(chunk, round))
+
+    def take(self) -> list[Any]:
         self.before("round")
-        self.n_rounds += 1
-        return [[self._replace(d) for d in drawn] for drawn in self._core.round(sessions, n_drafts)]
+        return self._watched(self._core.take())
 
-    def _replace(self, drawn: Any) -> Any:
-        if not self.endless or drawn.token not in self._stop_ids:
+    def stop(self) -> list[Any]:
+        return self._watched(self._core.stop())
+
+    def _watched(self, landed: list[Any]) -> list[Any]:
+        self.n_rounds += any(one.tokens for one in landed)
+        return [self._replaced(one) for one in landed] if self._replaces else landed
+
+    @property
+    def _replaces(self) -> bool:
+        return self.endless or bool(self.script)
+
+    def _replaced(self, landed: Any) -> Any:
+        fields = ("session", "ended", "proposed", "accepted", "error", "short")
+        if self.script:
+            at = self._spoken.get(landed.session, 0)
+            self._spoken[landed.session] = at + len(landed.tokens)
+            tokens = [
+                SimpleNamespace(token=token, logprob=-1.0, top=[])
+                for token in self.script[at : at + len(landed.tokens)]
+            ]
+        else:
+            tokens = [self._replaced_token(drawn) for drawn in landed.tokens]
+        return SimpleNamespace(tokens=tokens, **{name: getattr(landed, name) for name in fields})
+
+    def _replaced_token(self, drawn: Any) -> Any:
+        if drawn.token not in self._stop_ids:
             return drawn
         return SimpleNamespace(token=100, logprob=drawn.logprob, top=drawn.top)
 
@@ -98,16 +157,16 @@ class WatchedCore:
 class ServerThread:
     """The application on a real socket, in a thread of this process, over an engine whose core is watched."""
 
-    def __init__(self) -> None:
-        self.engine = Engine()
+    def __init__(self, *, parallel: int = 1, drafts: int = DRAFTS, **settings: Any) -> None:
+        self.engine = Engine(parallel=parallel, drafts=drafts)  # one at a time, so that there is a queue
         scheduler = self.engine._thread._scheduler
         self.core = WatchedCore(scheduler._core, self.engine._stop_ids)
         scheduler._core = self.core
         listener = socket.create_server(("127.0.0.1", 0))
         self.port = listener.getsockname()[1]
-        self._server = make_server(
-            create_app(Server(self.engine, ["tiny"])), on_start=lambda: None, on_stop=lambda: None
-        )
+        self.service = Service(Settings(**{"names": ("tiny",), "drain_s": 0.0, **settings}))
+        self.service.ready(self.engine)
+        self._server = HttpServer(self.service, on_start=lambda: None, on_stop=lambda: None)
         self._thread = threading.Thread(target=self._server.run, args=([listener],))
         self._thread.start()
 

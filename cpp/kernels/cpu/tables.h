@@ -18,6 +18,8 @@ KernelList attention_kernels();
 KernelList index_kernels();
 KernelList expert_kernels();
 KernelList row_kernels();
+KernelList round_kernels();
+KernelList copy_kernels();
 KernelList draw_kernels();
 KernelList logprob_kernels();
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 PAGE_TOKENS = 64
 ATTENTION_SPAN = 512
+MAX_WINDOW = 16
 SAMPLER_BLOCK = 1024
 MAX_TOP = 20
 
@@ -47,7 +48,7 @@ STRUCTS: dict[str, Void] = {
         **_many(_U64, "text", "counts", "bias", "stops", "seed"),
         **_many(_F32, "temperature", "top_p", "min_p", "presence", "frequency", "repetition"),
         **_many(_I32, "top_k", "n_bias", "n_stops", "n_logprobs", "end", "known", "length", "parity"),
-        **_many(_I32, "n_kept", "n_drafts", "ended", "pad"),
+        **_many(_I32, "n_kept", "n_drafts", "ended", "has_head", "copied", "pad"),
     ),
     "BiasEntry": _struct(id=_I32, value=_F32),
     "DrawRow": _struct(reply=_U64, **_many(_I32, "position", "n_counted")),
@@ -110,7 +111,21 @@ STRUCTS: dict[str, Void] = {
         **_many(_U64, "codes_stride", "scales_stride"),
     ),
     "CopyRowsParams": _struct(width=_U32, count=_U32),
-    "DraftRowsParams": _struct(count=_U32),
+    "Window": _struct(
+        reply=_U64,
+        **_many(_I32, "most_rows", "most_drafts", "is_window", "first_row", "n_rows", "first_logits"),
+        **_many(_I32, "start", "most_copied"),
+    ),
+    "Landed": _struct(
+        **_many(_I32, "n_tokens", "length", "parity", "ended", "n_verified", "n_accepted", "copied"),
+        **_many(_I32, "first_logits", "n_head", "n_copied"),
+        tokens=(_I32, MAX_WINDOW),
+    ),
+    "RoundRowsParams": _struct(n_windows=_U32),
+    "VerdictParams": _struct(**_many(_U32, "n_windows", "n_valid")),
+    "AbsorbRowsParams": _struct(**_many(_U32, "n_windows", "n_steps", "hc_count")),
+    "KeepStreamsParams": _struct(**_many(_U32, "width", "state_offset")),
+    "CopyDraftsParams": _struct(**_many(_I32, "least_match", "most_match")),
     "DrawParams": _struct(**_many(_U32, "vocab", "n_valid", "count")),
     "BlockMax": _struct(**_many(_F32, "value", "logit"), numbers=_I32, changed=_U32),
     "BlockPart": _struct(**_many(_F32, "sum", "value"), id=_I32),

@@ -1,25 +1,29 @@
-"""The part of the core that the engine's thread drives, as one small object."""
+"""What the engine's thread asks of the core: prompt passes, rounds that go on by themselves, sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, cast
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from flashnext import _core
-from flashnext.checkpoint.config import PAGE_TOKENS
-from flashnext.engine.load import MAX_WINDOW, Loaded
+from flashnext.engine.defaults import ROUND_ROWS
 
 Tokens = npt.NDArray[np.int32]
 
 
 class Session(Protocol):
-    """What one sequence owns on the device."""
+    """What one sequence owns on the device. Compared and hashed by identity."""
+
+    @property
+    def n_pages(self) -> int:
+        """Pages in its table, shared ones included; may be read while rounds run."""
 
     def close(self) -> None:
-        """Give it back; idempotent."""
+        """Give it back; idempotent. Rounds in flight are dropped, and its pages come free after them."""
 
 
 class Drawn(Protocol):
@@ -38,62 +42,151 @@ class Drawn(Protocol):
     def top(self) -> list[tuple[int, float]]: ...  # noqa: D102
 
 
-class Core(Protocol):
-    """What the engine's thread asks of a model. One thread at a time; calls block and release the GIL.
+class Landed(Protocol):
+    """What one session got out of one round, or out of its part of a prompt pass.
 
     Attributes:
-        max_chunk: Most prompt tokens of a chunk.
+        tokens: Drawn, in the order of the reply.
+        ended: The device saw a stop id, the end of the reply or NaN: no more rounds for this session.
+        proposed: Drafts that were verified.
+        accepted: Those of them that were kept.
+        error: What failed of this session alone; it can only be closed.
+        short: It needed a page and there was none. Nothing of it ran, and it is left out until a later
+            `start` or `step` names it again.
+    """
+
+    @property
+    def session(self) -> Session: ...  # noqa: D102
+    @property
+    def tokens(self) -> Sequence[Drawn]: ...  # noqa: D102
+    @property
+    def ended(self) -> bool: ...  # noqa: D102
+    @property
+    def proposed(self) -> int: ...  # noqa: D102
+    @property
+    def accepted(self) -> int: ...  # noqa: D102
+    @property
+    def error(self) -> Exception | None: ...  # noqa: D102
+    @property
+    def short(self) -> bool: ...  # noqa: D102
+
+
+@dataclass(frozen=True)
+class ChunkPart:
+    """The next tokens of one prompt.
+
+    Attributes:
+        tokens: (n,) int32, n > 0.
+        last: Whether the prompt ends with them, so that a token is drawn behind them.
+    """
+
+    session: Session
+    tokens: Tokens = field(repr=False)
+    last: bool
+
+
+@dataclass(frozen=True)
+class ReplyOptions:
+    """How the reply of one session is drawn and where it ends.
+
+    Attributes:
+        stop_ids: Ids that end it.
+        n_prompt: Tokens of the prompt proper; those that are read behind them belong to the reply.
+        end: Positions at which it ends: prompt and most tokens of the reply.
+        n_drafts: Most drafts of a round.
+        known: Its first tokens, where it was preempted and goes on. With `Core.prompt_equals_window` all of
+            them but the last are read like a prompt; without, rounds are fed with them in place of drafts.
+    """
+
+    sampling: _core.Sampling
+    stop_ids: tuple[int, ...]
+    n_prompt: int
+    end: int
+    n_drafts: int = 0
+    known: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CoreOptions:
+    """How rounds are run; nothing here changes a token.
+
+    Attributes:
+        lone: Let a single sequence run by rounds that need no host.
+        serial_drafts: Draft when the host has seen a round land, not behind it in the same command buffer.
+        prices: Weigh what drafts cost; without, each sequence gets the most it may have.
+        round_rows: Most rows of a round, 1 to MAX_ROUND_ROWS.
+        head: Draft by the draft head, where the model has been loaded with it.
+        copies: Draft by copies of the reply's own text.
+    """
+
+    lone: bool = True
+    serial_drafts: bool = False
+    prices: bool = True
+    round_rows: int = ROUND_ROWS
+    head: bool = True
+    copies: bool = True
+
+
+class Core(Protocol):
+    """What the engine's thread asks of a model.
+
+    One thread calls it, save for `wake`; calls that wait release the GIL. A failure of the device is an
+    exception out of `step`, `start`, `take` or `stop`: all sessions of the step, or all that were started,
+    are lost and can only be closed, the others go on, and no rounds are running after it.
+
+    Attributes:
+        max_chunk: Prompt tokens of a pass, of all prompts together.
+        max_sequences: Sequences of a pass.
         n_pages: Pages of the pool.
+        least_shared: Tokens that two prompts share at least for a fork to pay; 0 where there are no forks.
+        prompt_equals_window: Whether prompt passes and rounds give the same bits.
     """
 
     max_chunk: int
+    max_sequences: int
     n_pages: int
+    least_shared: int
+    prompt_equals_window: bool
+
+    def free_pages(self) -> int:
+        """Count the pages that nobody has; may be called while rounds run."""
 
     def pages(self, n_positions: int) -> int:
-        """Most pages that a sequence of n positions takes, those that its rounds take ahead included."""
+        """Count the pages of n positions and two windows ahead of them, within the context."""
 
     def open(self) -> Session:
-        """Make the session of a new sequence."""
+        """Make an empty session."""
 
-    def prompt(
-        self, session: Session, tokens: Tokens, last: bool, sampling: _core.Sampling, n_drafts: int
-    ) -> Sequence[Drawn]:
-        """Read a prompt chunk; with last, draw the first token of the reply and up to n_drafts drafts."""
+    def fork(self, session: Session) -> Session:
+        """Make a session with the same committed prompt rows; the other has no reply yet.
 
-    def round(self, sessions: Sequence[Session], n_drafts: Sequence[int]) -> Sequence[Sequence[Drawn]]:
-        """Feed each session's pending token and drafts and draw one token or more; then draft again."""
-
-
-class LoadedCore:
-    """`Core` over a loaded model."""
-
-    def __init__(self, loaded: Loaded, n_tokens: int) -> None:
-        """Make the runner.
-
-        Args:
-            loaded: The model.
-            n_tokens: Ids at or beyond it are padding of the vocabulary and are never drawn.
+        Full pages are shared; the last one and the recurrent block are copied. Raises OutOfPages.
         """
-        self._loaded = loaded
-        self._runner = _core.Runner(loaded.model, n_tokens)
-        self.max_chunk = self._runner.max_chunk
-        self.n_pages = loaded.pool.total
 
-    def pages(self, n_positions: int) -> int:
-        """Count the pages of a sequence."""
-        # Windows take pages two windows ahead (cpp/session/session.cpp).
-        return -(-min(n_positions + 2 * MAX_WINDOW, self._loaded.context) // PAGE_TOKENS)
+    def begin(self, session: Session, options: ReplyOptions) -> None:
+        """Say how the reply is drawn, before the chunk that reads the last token of the prompt."""
 
-    def open(self) -> _core.Session:
-        """Make the session of a new sequence."""
-        return _core.Session(self._loaded.model, self._loaded.pool)
+    def step(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> Sequence[Landed]:
+        """Read a chunk and run a round, and wait for both; one of the two may be empty.
 
-    def prompt(
-        self, session: Session, tokens: Tokens, last: bool, sampling: _core.Sampling, n_drafts: int
-    ) -> Sequence[Drawn]:
-        """Read a prompt chunk."""
-        return self._runner.prompt(cast(_core.Session, session), tokens, last, sampling, n_drafts)
+        Nothing is going on by itself: `stop` has been called. Every part of the chunk has been read but those
+        that landed with an error or short.
+        """
 
-    def round(self, sessions: Sequence[Session], n_drafts: Sequence[int]) -> Sequence[Sequence[Drawn]]:
-        """Run a round."""
-        return self._runner.round(cast(Sequence[_core.Session], sessions), list(n_drafts))
+    def start(self, sessions: Sequence[Session]) -> None:
+        """From now on run rounds over these sessions in place of others. The same set: does nothing.
+
+        Sessions that ended take no part.
+        """
+
+    def take(self) -> Sequence[Landed]:
+        """Wait until something has landed, or no round can follow, or somebody called `wake`."""
+
+    def stop(self) -> Sequence[Landed]:
+        """Begin no more rounds, and wait for those in flight."""
+
+    def wake(self) -> None:
+        """Let `take` return soon: the one that waits now, or else the next. From any thread."""
+
+    def idle(self) -> bool:
+        """Use a short moment in which there is nothing to do; whether there is use for another."""

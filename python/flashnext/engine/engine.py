@@ -17,13 +17,25 @@ from typing import Any
 import numpy as np
 
 from flashnext.checkpoint.folder import find_file, open_folder
-from flashnext.engine.core import LoadedCore
+from flashnext.engine.core import Core, CoreOptions
+from flashnext.engine.defaults import (
+    DRAFTS,
+    GAP_MS,
+    MAX_PARALLEL,
+    MAX_ROUND_ROWS,
+    PARALLEL,
+    ROUND_ROWS,
+)
 from flashnext.engine.errors import EngineClosed
+from flashnext.engine.events import Counts
+from flashnext.engine.job import Deliver, Job
 from flashnext.engine.load import MAX_WINDOW, Loaded, load_model
+from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.reply import Chat, ReplyText
 from flashnext.engine.request import AsyncRequest, Item, Request
 from flashnext.engine.sampling import Defaults, Sampling
-from flashnext.engine.scheduler import Deliver, Job, Scheduler
+from flashnext.engine.scheduler import Scheduler
+from flashnext.engine.thoughts import ThoughtLimit, closing_ids
 from flashnext.engine.thread import EngineThread
 from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.text.messages import InvalidField
@@ -31,8 +43,6 @@ from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
 
 _EXIT_TIMEOUT_S = 5.0
-PARALLEL = 16
-MAX_PARALLEL = 64
 SEED_BITS = 53  # of a seed that is drawn here: what every JSON reader keeps of a number
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -46,7 +56,7 @@ class Engine:
     """A checkpoint on a device, and the thread that answers with it.
 
     Its methods may be called from any thread, and the async ones from any event loop. Requests are
-    admitted first come first served and answered together. It belongs to the process that made it: after a
+    admitted by priority and arrival, and answered together. It belongs to the process that made it: after a
     fork the child has to make its own.
 
         with Engine(path) as engine:
@@ -57,6 +67,7 @@ class Engine:
         tokenizer: Of the checkpoint.
         template: Its chat template.
         context: Largest prompt plus reply, in tokens.
+        parallel: Most requests that are answered at once.
     """
 
     def __init__(
@@ -66,9 +77,13 @@ class Engine:
         device: str = "auto",
         dtype: str = "bfloat16",
         context: int | None = None,
-        drafts: int = 0,
-        parallel: int = PARALLEL,
-        gap_ms: float = 250.0,
+        drafts: int = DRAFTS,
+        parallel: int | None = None,
+        gap_ms: float = GAP_MS,
+        round_rows: int = ROUND_ROWS,
+        lone: bool = True,
+        serial_drafts: bool = False,
+        prices: bool = True,
         progress: Callable[[str], None] = lambda stage: None,
         random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
@@ -81,10 +96,15 @@ class Engine:
             context: Largest prompt plus reply in tokens; default the model's window.
             drafts: Most drafts of a round, 0 to 15, by the checkpoint's draft head, which is loaded only
                 then. They change the speed of replies and nothing else.
-            parallel: Most requests that are answered at once, 1 to 64; whom a request is answered beside
-                changes no bit of it. They share the pages of one whole context.
+            parallel: Most requests that are answered at once, 1 to 64, by default 16 or as many as there are
+                pages for; whom a request is answered beside changes no bit of it. They share the pages of one
+                whole context.
             gap_ms: How long a reply may stand still while prompts of others are read, in milliseconds; four
                 rounds where that is longer.
+            round_rows: Most rows of a round, 1 to 64: the pending tokens of all its sequences, and drafts.
+            lone: Let a single sequence run by rounds that need no host.
+            serial_drafts: Draft one sequence after another.
+            prices: Weigh what drafts cost; without, each sequence gets the most it may have.
             progress: Told what is being loaded, stage by stage.
             random_bits: Where the seeds of requests without one come from.
 
@@ -95,8 +115,15 @@ class Engine:
         """
         if not 0 <= drafts < MAX_WINDOW:
             raise InvalidArgument(f"drafts is {drafts}, expected 0 to {MAX_WINDOW - 1}")
-        if not 1 <= parallel <= MAX_PARALLEL:
+        if parallel is not None and not 1 <= parallel <= MAX_PARALLEL:
             raise InvalidArgument(f"parallel is {parallel}, expected 1 to {MAX_PARALLEL}")
+        if not 1 <= round_rows <= MAX_ROUND_ROWS:
+            raise InvalidArgument(f"round_rows is {round_rows}, expected 1 to {MAX_ROUND_ROWS}")
+        if parallel is not None and parallel > round_rows:
+            raise InvalidArgument(
+                f"parallel is {parallel}, and a round has {round_rows} rows, one a request at least; "
+                "choose fewer, or more round_rows"
+            )
         if not gap_ms >= 0:
             raise InvalidArgument(f"gap_ms is {gap_ms}, expected 0 or more")
         progress("tokenizer and chat template")
@@ -114,14 +141,19 @@ class Engine:
                 f"{path}: tokenizer.json has ids up to {self.tokenizer.n_tokens - 1}, "
                 f"the model's vocabulary has {vocab_size}"
             )
-        core = LoadedCore(self._loaded, self.tokenizer.n_tokens)
+        core = LoadedCore(
+            self._loaded,
+            self.tokenizer.n_tokens,
+            CoreOptions(lone=lone, serial_drafts=serial_drafts, prices=prices, round_rows=round_rows),
+        )
         self.context = self._loaded.context
         self._random_bits = random_bits
         self._n_drafts = drafts
         self._stop_ids = frozenset(self._loaded.checkpoint.stop_tokens)
         self._numbers = itertools.count(1)
         self._process = os.getpid()
-        self._thread = EngineThread(Scheduler(core, parallel, gap_ms))
+        self.parallel = _default_parallel(core) if parallel is None else parallel
+        self._thread = EngineThread(Scheduler(core, self.parallel, gap_ms))
         # Also at exit: the thread must not be inside the core while the interpreter is taken down.
         self._finalizer = weakref.finalize(self, _close, self._thread, self._process, _EXIT_TIMEOUT_S)
 
@@ -134,6 +166,16 @@ class Engine:
     def failure(self) -> Exception | None:
         """Why the engine's thread died; None while it has not."""
         return self._thread.failure
+
+    @property
+    def last_step_s(self) -> float:
+        """When the thread last ended a step, by time.monotonic; 0 before the first."""
+        return self._thread.last_step_s
+
+    @property
+    def counts(self) -> Counts:
+        """What the engine is doing, and has done since it was made."""
+        return self._thread.counts
 
     def generate(
         self,
@@ -174,12 +216,23 @@ class Engine:
         """Like `generate`, for those who want to cancel it or to wait for its whole result."""
         self._require_process()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        job, seed = self._job(prompt, sampling or Sampling(), tools, options, items.put)
+        job, seed, limit = self._job(prompt, sampling or Sampling(), tools, options, items.put)
         request = Request(
-            job.id, seed, job.prompt.tolist(), partial(self._cancel, job), self._require_process, items
+            job.id, seed, job.prompt.tolist(), partial(self._cancel, job, limit), self._require_process, items
         )
-        self._thread.submit(job)
+        self._begin(job, limit)
         return request
+
+    def check_prompt(self, prompt: str | Sequence[int]) -> list[int]:
+        """Read a prompt that is not a chat, as `generate` does; returns its token ids.
+
+        Raises:
+            InvalidArgument: It cannot be read or is too long.
+        """
+        ids, _ = self._read_prompt(prompt, None, None)
+        if len(ids) > self.context:
+            raise InvalidField("prompt", f"the prompt has {len(ids)} tokens, the context {self.context}")
+        return ids
 
     async def generate_async(
         self,
@@ -199,11 +252,11 @@ class Engine:
 
         # A long chat takes a while to render and to tokenize, so the event loop does not do it itself.
         make = partial(self._job, prompt, sampling or Sampling(), tools, options, deliver)
-        job, seed = await asyncio.to_thread(make)
+        job, seed, limit = await asyncio.to_thread(make)
         request = AsyncRequest(
-            job.id, seed, job.prompt.tolist(), partial(self._cancel, job), self._require_process, items
+            job.id, seed, job.prompt.tolist(), partial(self._cancel, job, limit), self._require_process, items
         )
-        self._thread.submit(job)
+        self._begin(job, limit)
         return request
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -232,10 +285,20 @@ class Engine:
     ) -> None:
         await asyncio.to_thread(self.close)
 
-    def _cancel(self, job: Job) -> None:
+    def _begin(self, job: Job, limit: ThoughtLimit | None) -> None:
+        if limit is None:
+            self._thread.submit(job)
+        else:
+            limit.begin()
+
+    def _cancel(self, job: Job, limit: ThoughtLimit | None) -> None:
         # In a forked child the thread's locks may be held for ever, and there is nothing to cancel.
-        if os.getpid() == self._process:
+        if os.getpid() != self._process:
+            return
+        if limit is None:
             self._thread.cancel(job)
+        else:
+            limit.cancel(self._thread.cancel)
 
     def _require_process(self) -> None:
         if os.getpid() != self._process:
@@ -251,7 +314,7 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None,
         options: TemplateOptions | None,
         deliver: Deliver,
-    ) -> tuple[Job, int]:
+    ) -> tuple[Job, int, ThoughtLimit | None]:
         """Turn a request into a job, and check all of it; the seed is drawn here."""
         ids, chat = self._read_prompt(prompt, tools, options)
         left = self.context - len(ids)
@@ -275,14 +338,26 @@ class Engine:
             id=next(self._numbers),
             prompt=np.asarray(ids, dtype=np.int32),
             max_tokens=min(sampling.max_tokens or left, left),
-            stop_ids=self._stop_ids | frozenset(sampling.stop_token_ids),
+            stop_ids=(frozenset() if sampling.ignore_eos else self._stop_ids)
+            | frozenset(sampling.stop_token_ids),
             sampling=drawn,
             logprobs=sampling.logprobs is not None,
             n_drafts=self._n_drafts if sampling.draft else 0,
-            text=ReplyText(self.tokenizer, tuple(sampling.stop), chat),
+            text=ReplyText(
+                self.tokenizer,
+                tuple(sampling.stop),
+                chat,
+                one_call=not sampling.parallel_calls,
+                max_thoughts=sampling.thinking_budget,
+            ),
             deliver=deliver,
+            background=sampling.priority == "background",
         )
-        return job, seed
+        limit = None
+        if sampling.thinking_budget is not None and chat:
+            new_id = partial(next, self._numbers)
+            limit = ThoughtLimit(job, closing_ids(self.tokenizer), self._thread.submit, new_id)
+        return job, seed, limit
 
     def _read_prompt(
         self, prompt: PromptLike, tools: Sequence[Mapping[str, Any]] | None, options: TemplateOptions | None
@@ -317,6 +392,11 @@ class Engine:
                 f"expected a token id from 0 to {self.tokenizer.n_tokens - 1}, found {token_id!r}"[:200],
             )
         return int(token_id)
+
+
+def _default_parallel(core: Core) -> int:
+    """Choose how many sequences run at once: no more than have a page or two each."""
+    return max(1, min(PARALLEL, core.max_sequences, core.n_pages // core.pages(1)))
 
 
 def _close(thread: EngineThread, process: int, timeout_s: float | None) -> bool:

@@ -31,11 +31,62 @@ class Usage:
     Attributes:
         completion_tokens: All tokens drawn, thoughts and the end token included.
         reasoning_tokens: Those of them that were drawn inside a `<think>` block.
+        cached_tokens: Those of the prompt that were not read, since another request was reading them. They
+            depend on what else ran, so they do not count where usages are compared.
     """
 
     prompt_tokens: int
     completion_tokens: int
     reasoning_tokens: int
+    cached_tokens: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class Drafts:
+    """What drafts did for a reply: how many were verified, and how many of these kept."""
+
+    proposed: int = 0
+    accepted: int = 0
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Where the time of a request went, in milliseconds; None for what it did not come to.
+
+    Attributes:
+        queued_ms: From its arrival until it was admitted.
+        prompt_ms: From then until its first token.
+        first_token_ms: From its arrival until its first token.
+        decode_ms: From the first token to the last one.
+        token_ms: The same, for each token after the first. Time that it was preempted counts.
+        largest_gap_ms: The longest that it stood still between two tokens.
+    """
+
+    queued_ms: float | None = None
+    prompt_ms: float | None = None
+    first_token_ms: float | None = None
+    decode_ms: float | None = None
+    token_ms: float | None = None
+    largest_gap_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What an engine is doing, and has done since it was made.
+
+    Attributes:
+        waiting: Requests that have not been admitted, preempted ones included.
+        running: Admitted ones.
+        free_pages: Pages that nobody has.
+        preempted: How often a sequence gave its pages back to go on later.
+        forked: How often a sequence went on from another's prompt.
+    """
+
+    waiting: int
+    running: int
+    free_pages: int
+    preempted: int
+    forked: int
 
 
 @dataclass(frozen=True)
@@ -54,6 +105,8 @@ class Event:
             context) or "cancelled".
         usage: On the last event.
         token_sha: On the last event, the fingerprint of all token ids of the reply (`token_sha`).
+        drafts: On the last event.
+        timings: On the last event.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -64,11 +117,16 @@ class Event:
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     token_sha: str | None = None
+    drafts: Drafts | None = field(default=None, compare=False)
+    timings: Timings | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """All events of a request together, and the seed that the reply was drawn with; see `Event`."""
+    """All events of a request together, and the seed that the reply was drawn with; see `Event`.
+
+    Replies are compared by what they say: drafts and timings do not count.
+    """
 
     text: str
     reasoning: str
@@ -79,6 +137,8 @@ class Reply:
     usage: Usage
     token_sha: str
     seed: int
+    drafts: Drafts = field(default_factory=Drafts, compare=False)
+    timings: Timings = field(default_factory=Timings, compare=False)
 
 
 @dataclass
@@ -107,6 +167,8 @@ class ReplyBuilder:
             usage=last.usage,
             token_sha=last.token_sha,
             seed=seed,
+            drafts=last.drafts or Drafts(),
+            timings=last.timings or Timings(),
         )
 
 

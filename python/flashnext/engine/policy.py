@@ -1,8 +1,8 @@
 """What the engine does next: a pure function of what waits, what runs, what is free and what steps cost.
 
-It reads no clock, holds nothing and knows neither tokens nor the core, so its tests are tables. One step is
-at most one prompt chunk and one round. While sequences decode, the chunk is as long as keeps their gap, the
-time from one round to the next, under a target.
+It reads no clock, holds nothing and knows neither tokens nor the core, so its tests are tables. Sequences and
+requests come to it by seniority: normal ones before background ones, and each kind in the order of arrival,
+which a preempted one keeps. docs/scheduling.md tells the same for people.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from flashnext.engine.defaults import GAP_MS
+
 MOST_OVERTAKEN = 16
-"""How many requests may be admitted ahead of one that came earlier and does not fit."""
+"""How many requests may be admitted ahead of a more senior one that does not fit."""
 
 ROUNDS_OF_A_GAP = 4
 """The gap may be this many rounds long where that is longer than the target."""
@@ -22,25 +24,53 @@ LEAST_CHUNK = 16
 
 @dataclass(frozen=True)
 class Waiting:
-    """A request that has not been admitted.
+    """A request that has not been admitted, or a sequence that was preempted.
 
     Attributes:
-        pages: What it takes to its end.
-        overtaken: Requests that came later and were admitted before it.
+        pages: For all that it reads, and two windows.
+        background: Whether it yields to those that are not.
+        resumed: Whether it was preempted.
+        overtaken: Less senior requests that were admitted before it.
     """
 
     id: int
     pages: int
+    background: bool = False
+    resumed: bool = False
     overtaken: int = 0
 
 
 @dataclass(frozen=True)
 class Running:
-    """An admitted sequence; `unread` counts the prompt tokens that no chunk has read yet."""
+    """An admitted sequence.
+
+    Attributes:
+        unread: Tokens that it has to read before it can draw.
+        limit: How many of them it may read in one go, since another's session is forked off behind them; 0
+            while it waits to be forked itself. None: all.
+        missing: Pages that it needs and does not have: while it reads, for the rest and two windows; then
+            only where a round came short.
+        held: Pages that it has.
+        protected: It was preempted, and has drawn nothing new since.
+    """
 
     id: int
-    pages: int
-    unread: int
+    unread: int = 0
+    limit: int | None = None
+    missing: int = 0
+    held: int = 0
+    background: bool = False
+    protected: bool = False
+
+    @property
+    def readable(self) -> int:
+        """Tokens that it may read now."""
+        return self.unread if self.limit is None else min(self.unread, self.limit)
+
+    @property
+    def decoding(self) -> bool:
+        """Whether it has read everything."""
+        return self.unread == 0
 
 
 @dataclass(frozen=True)
@@ -50,14 +80,16 @@ class Limits:
     Attributes:
         max_running: Sequences that run at once.
         max_chunk: Prompt tokens of a step.
-        pages: All pages, free and taken.
+        free_pages: Pages that nobody has.
+        max_sequences: Sequences of a pass.
         gap_ms: Target of the time between a decoding sequence's rounds.
     """
 
     max_running: int
     max_chunk: int
-    pages: int
-    gap_ms: float = 250.0
+    free_pages: int
+    max_sequences: int = 64
+    gap_ms: float = GAP_MS
 
 
 @dataclass(frozen=True)
@@ -78,7 +110,7 @@ NO_COSTS = Costs()
 
 @dataclass(frozen=True)
 class Chunk:
-    """The next n prompt tokens of a sequence."""
+    """The next n tokens of a sequence that reads."""
 
     id: int
     n: int
@@ -86,16 +118,19 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Step:
-    """What to do now, in this order.
+    """What to do now: preempt, or admit, or compute. After the first two ask again.
 
     Attributes:
+        preempt: A sequence that gives its pages back, and runs again later; how many come free depends on
+            whom it shares them with.
         admit: Waiting requests that begin to run.
-        chunk: A prompt chunk to read.
-        round: Sequences that draw their next token together.
+        chunk: What is read in one pass, by seniority.
+        round: Sequences that draw their next tokens together.
     """
 
+    preempt: int | None = None
     admit: tuple[int, ...] = ()
-    chunk: Chunk | None = None
+    chunk: tuple[Chunk, ...] = ()
     round: tuple[int, ...] = ()
 
 
@@ -104,35 +139,96 @@ def next_step(
 ) -> Step:
     """Decide the next step.
 
-    Requests are admitted in the order of arrival; one whose pages are not free lets MOST_OVERTAKEN others
-    pass, and then holds all up until it fits.
-
     Args:
-        waiting: In the order of arrival.
-        running: In the order of admission.
+        waiting: By seniority.
+        running: By seniority.
         limits: What the engine has.
         costs: What steps took lately.
     """
-    decoding = tuple(r.id for r in running if r.unread == 0)
-    unread = next((r for r in running if r.unread > 0), None)
+    lacking = _lacking(running, limits.free_pages)
+    victim = _victim(running, lacking)
+    if victim is None:
+        victim = _yielding(waiting, running, limits)
+    if victim is not None:
+        return Step(preempt=victim)
+    admitted = _admitted(waiting, running, limits)
+    if admitted:
+        return Step(admit=admitted)
+    able = [r for r in running if r.id not in lacking]
+    decoding = tuple(r.id for r in able if r.decoding)
     return Step(
-        admit=_admitted(waiting, running, limits),
-        chunk=Chunk(unread.id, min(unread.unread, _chunk_rows(bool(decoding), limits, costs)))
-        if unread
-        else None,
-        round=decoding,
+        chunk=_chunk(able, _chunk_rows(bool(decoding), limits, costs), limits.max_sequences),
+        round=decoding[: limits.max_sequences],
     )
 
 
+def _lacking(running: Sequence[Running], free: int) -> set[int]:
+    """Name the sequences that stand still for want of pages: the more senior ones are served first.
+
+    One that waits for a fork needs nothing yet.
+    """
+    lacking = set()
+    for r in running:
+        if r.missing and r.limit != 0:
+            free -= r.missing
+            if free < 0:
+                lacking.add(r.id)
+    return lacking
+
+
+def _victim(running: Sequence[Running], lacking: set[int]) -> int | None:
+    """Choose whose pages the most senior sequence that lacks some gets: the least senior one's behind it.
+
+    Nobody takes pages of a more senior one; who finds none stands still until some come free. A protected
+    sequence gives way to the most senior one of all alone: that one never stands still, so everybody ends.
+    """
+    for i, needy in enumerate(running):
+        if needy.id in lacking:
+            behind = [r for r in running[i + 1 :] if r.held and not (r.protected and i > 0)]
+            return behind[-1].id if behind else None
+    return None
+
+
+def _yielding(waiting: Sequence[Waiting], running: Sequence[Running], limits: Limits) -> int | None:
+    """Choose a background sequence that makes room for the first normal request, where that helps it."""
+    if not waiting or waiting[0].background:
+        return None
+    yielding = [r for r in running if r.background and not r.protected]
+    free = limits.free_pages - sum(r.missing for r in running)
+    if not yielding or (len(running) < limits.max_running and _needed(waiting[0], running) <= free):
+        return None
+    left = [r for r in running if r not in yielding]
+    room = limits.free_pages + sum(r.held for r in yielding) - sum(r.missing for r in left)
+    if len(left) >= limits.max_running or _needed(waiting[0], left) > room:
+        return None
+    return yielding[-1].id
+
+
+def _needed(request: Waiting, running: Sequence[Running]) -> int:
+    """Count the pages that must be free for a request to be admitted.
+
+    One that was preempted comes back only where all that draw can take another page, so that it is not sent
+    away again at once.
+    """
+    return request.pages + (sum(r.decoding for r in running) if request.resumed else 0)
+
+
 def _admitted(waiting: Sequence[Waiting], running: Sequence[Running], limits: Limits) -> tuple[int, ...]:
-    free = limits.pages - sum(r.pages for r in running)
+    """Admit by seniority what has room for its prompt; how long the reply gets is nobody's guess.
+
+    A request that does not fit lets MOST_OVERTAKEN others pass, and then holds all up. Background requests
+    are admitted only when no normal one waits.
+    """
+    free = limits.free_pages - sum(r.missing for r in running)
     admitted: list[int] = []
-    overtaken: int | None = None  # how often the oldest request that does not fit has been
+    overtaken: int | None = None  # how often the most senior request that does not fit has been
+    normal_left = False
     for request in waiting:
-        if len(running) + len(admitted) >= limits.max_running:
+        if len(running) + len(admitted) >= limits.max_running or (request.background and normal_left):
             break
-        if request.pages > free:
+        if _needed(request, running) > free:
             overtaken = request.overtaken if overtaken is None else overtaken
+            normal_left |= not request.background
             continue
         if overtaken is not None:
             if overtaken >= MOST_OVERTAKEN:
@@ -147,4 +243,30 @@ def _chunk_rows(decoding: bool, limits: Limits, costs: Costs) -> int:
     if not decoding or costs.row_ms <= 0:
         return limits.max_chunk
     left_ms = max(limits.gap_ms, ROUNDS_OF_A_GAP * costs.round_ms) - costs.round_ms
-    return max(LEAST_CHUNK, min(limits.max_chunk, int(left_ms / costs.row_ms)))
+    return max(min(LEAST_CHUNK, limits.max_chunk), min(limits.max_chunk, int(left_ms / costs.row_ms)))
+
+
+def _chunk(able: Sequence[Running], rows: int, max_parts: int) -> tuple[Chunk, ...]:
+    """Share a chunk among the prompts that can be read, background ones behind the others.
+
+    Half of it goes to the most senior prompt, the rest to the others, the one with least left to read
+    first; what they leave goes to the most senior one too. So a short prompt is read in the first step or
+    two whatever it came behind, and no prompt waits for more than twice the rows of those before it and its
+    own: in time it is the most senior.
+    """
+    taken: dict[int, int] = {}
+    for background in (False, True):
+        readers = [r for r in able if r.readable and r.background == background]
+        if not readers:
+            continue
+        first, *others = readers
+        others.sort(key=lambda r: r.unread)
+        shares = [(first, (rows + 1) // 2), *((r, rows) for r in others), (first, rows)]
+        for reader, most in shares:
+            if reader.id not in taken and len(taken) >= max_parts:
+                continue
+            n = min(reader.readable - taken.get(reader.id, 0), most, rows)
+            if n > 0:
+                taken[reader.id] = taken.get(reader.id, 0) + n
+                rows -= n
+    return tuple(Chunk(r.id, taken[r.id]) for r in able if r.id in taken)

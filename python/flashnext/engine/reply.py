@@ -44,17 +44,56 @@ class ReplyText:
         n_reasoning: Tokens that were drawn inside a `<think>` block.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], chat: Chat | None) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        chat: Chat | None,
+        *,
+        one_call: bool = False,
+        max_thoughts: int | None = None,
+    ) -> None:
+        """Start a reply.
+
+        Args:
+            tokenizer: Of the checkpoint.
+            stops: Texts that end it.
+            chat: What is known where it is the turn of a chat.
+            one_call: Whether it ends after its first call.
+            max_thoughts: It is stopped after so many tokens inside a block of thoughts.
+        """
         self._tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
         self._parser = ReplyParser(in_thinking=chat.in_thinking, tools=chat.tools) if chat else None
         self._stops = StopMatcher(stops)
+        self._one_call = one_call
+        self._called = False
+        self._max_thoughts = max_thoughts
         self.n_reasoning = 0
 
     @property
     def stopped(self) -> bool:
-        """Whether a stop string has ended the reply."""
-        return self._stops.matched is not None
+        """Whether a stop string, the only call it may make, or a limit of thoughts has ended the reply."""
+        return self._complete or self.out_of_thoughts
+
+    @property
+    def _complete(self) -> bool:
+        """Whether nothing more belongs to the reply, whatever comes."""
+        return self._stops.matched is not None or (self._one_call and self._called)
+
+    @property
+    def out_of_thoughts(self) -> bool:
+        """Whether the reply is inside a block of thoughts and has had as many as it may."""
+        return (
+            self._max_thoughts is not None
+            and self._parser is not None
+            and self._parser.in_thinking
+            and self.n_reasoning >= self._max_thoughts
+        )
+
+    def close_thoughts(self) -> None:
+        """Take what closes the block next, and do not limit thoughts any more."""
+        self._max_thoughts = None
 
     def push(self, token_id: int) -> Pieces:
         """Take the next token."""
@@ -73,7 +112,7 @@ class ReplyText:
         Args:
             cut: Whether it was cut before its end token.
         """
-        if self.stopped:
+        if self._complete:
             return Pieces()
         rest = self._detokenizer.flush()
         if self._parser is None:
@@ -85,7 +124,7 @@ class ReplyText:
         text = reasoning = ""
         calls: list[ToolCall] = []
         for part in parts:
-            if self.stopped:
+            if self._complete:
                 break
             if isinstance(part, Content):
                 text += self._stops.feed(part.text)
@@ -93,4 +132,5 @@ class ReplyText:
                 reasoning += part.text
             else:
                 calls.append(part)
+                self._called = True
         return Pieces(text, reasoning, tuple(calls))

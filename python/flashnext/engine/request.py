@@ -48,6 +48,11 @@ class _Handle(Generic[Items]):
         if not self._ended:
             self._cancel()
 
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """The events that have been read so far."""
+        return tuple(self._builder.events)
+
     def _take(self, item: Item) -> Event:
         if isinstance(item, Exception):
             self._ended, self._error = True, item

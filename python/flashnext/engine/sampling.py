@@ -15,6 +15,7 @@ from flashnext.text.messages import InvalidField
 MAX_STOPS = 16
 MAX_STOP_CHARS = 4096
 MAX_TOP_LOGPROBS = 20
+PRIORITIES = ("normal", "background")
 
 # name: (lowest, highest, whether the lowest itself is allowed)
 _RANGES = {
@@ -46,6 +47,10 @@ class Sampling:
         stop_token_ids: Ids that end the reply beside those of the checkpoint.
         logprobs: Report the log-probability of each token, and of this many of the likeliest; None for none.
         draft: Let drafts speed the reply up. They never change it.
+        thinking_budget: Most tokens of a chat's thoughts; at it their block is closed, and the answer begins.
+        ignore_eos: Go on after the checkpoint's end tokens, to max_tokens or the context.
+        parallel_calls: Let a chat's reply make several calls; without, it ends after the first.
+        priority: "normal", or "background" for a request that yields to those.
     """
 
     temperature: float | None = None
@@ -62,6 +67,10 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
     draft: bool = True
+    thinking_budget: int | None = None
+    ignore_eos: bool = False
+    parallel_calls: bool = True
+    priority: str = "normal"
 
     def __post_init__(self) -> None:
         """Check every range.
@@ -78,8 +87,13 @@ class Sampling:
                 raise InvalidField(name, f"expected a number from {at_least} to {high:g}, found {value!r}")
         _check_integer("top_k", self.top_k, -1, 2**31 - 1)
         _check_integer("seed", self.seed, -(2**63), 2**64 - 1)
+        _check_integer("thinking_budget", self.thinking_budget, 0, 2**63)
         _check_integer("max_tokens", self.max_tokens, 1, 2**63)
         _check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.priority not in PRIORITIES:
+            raise InvalidField(
+                "priority", f'expected "normal" or "background", found {self.priority!r}'[:200]
+            )
         if isinstance(self.stop, str) or len(self.stop) > MAX_STOPS:
             raise InvalidField("stop", f"expected a list of at most {MAX_STOPS} strings")
         for i, text in enumerate(self.stop):
@@ -137,6 +151,26 @@ class Defaults:
             top_p=fields.number("top_p", 1e-6, 1, cls.top_p),
             min_p=fields.number("min_p", 0, 1, cls.min_p),
         )
+
+
+def choice_seed(seed: int, choice: int) -> int:
+    """Derive the seed of one of several replies to a request; the first has the request's own.
+
+    The same as `choice_seed` of cpp/rounds/sampler.h.
+
+    Args:
+        seed: Of the request, 0 to 2^64 - 1.
+        choice: Number of the reply, from 0.
+    """
+    return seed if choice == 0 else _splitmix64(seed ^ _splitmix64(choice))
+
+
+def _splitmix64(x: int) -> int:
+    mask = 2**64 - 1
+    z = (x + 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return z ^ (z >> 31)
 
 
 def _is_number(value: object) -> bool:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
+from dataclasses import replace
 
 from flashnext.engine.errors import EngineClosed, EngineFailed
-from flashnext.engine.scheduler import Job, Scheduler
+from flashnext.engine.events import Counts
+from flashnext.engine.job import Job
+from flashnext.engine.scheduler import Scheduler
 
 
 class EngineThread:
     """Runs a scheduler. All methods may be called from any thread.
 
-    It sleeps while there is nothing to do. If it dies, every open job ends with EngineFailed, and so does
-    every later one at once; nothing waits for ever.
+    While there is nothing to do it lets the core use the time, and then sleeps. If it dies, every open job
+    ends with EngineFailed, and so does every later one at once; nothing waits for ever.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -22,6 +26,7 @@ class EngineThread:
         self._open: set[Job] = set()  # jobs that may still be waiting for something
         self._closing = False
         self._failure: EngineFailed | None = None
+        self.last_step_s = 0.0  # by time.monotonic; a thread that hangs is told by it
         # A daemon, since the interpreter must be able to exit while a long chunk is being read.
         self._thread = threading.Thread(target=self._run, name="flashnext-engine", daemon=True)
         self._thread.start()
@@ -30,6 +35,13 @@ class EngineThread:
     def failure(self) -> EngineFailed | None:
         """Why the thread died, None while it has not."""
         return self._failure
+
+    @property
+    def counts(self) -> Counts:
+        """What is going on."""
+        with self._changed:
+            counts = self._scheduler.counts
+            return replace(counts, waiting=counts.waiting + len(self._inbox))
 
     def submit(self, job: Job) -> None:
         """Hand in a job.
@@ -43,14 +55,14 @@ class EngineThread:
                 raise self._failure
             if self._closing:
                 raise EngineClosed("the engine is closed; open another one")
+            job.times.arrived = self._scheduler.now_s()
             self._inbox.append(job)
             self._changed.notify()
+        self._scheduler.wake()
 
     def cancel(self, job: Job) -> None:
         """End a job after the chunk or round that is running; its last event says "cancelled"."""
-        with self._changed:
-            job.cancelled = True
-            self._changed.notify()
+        self._scheduler.cancel(job)
 
     def close(self, timeout_s: float | None = None) -> bool:
         """End all jobs with EngineClosed at once, and the thread after the step that is running.
@@ -64,6 +76,7 @@ class EngineThread:
             jobs = [*self._open, *self._inbox]
         for job in jobs:
             job.send(EngineClosed("the engine was closed before the reply was complete"))
+        self._scheduler.wake()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
@@ -72,6 +85,7 @@ class EngineThread:
         try:
             while self._turn():
                 self._scheduler.step()
+                self.last_step_s = time.monotonic()
         except BaseException as error:  # whatever it is, nobody may be left waiting
             failure = EngineFailed(f"the engine's thread died: {type(error).__name__}: {error}")
             failure.__cause__ = error
@@ -81,16 +95,26 @@ class EngineThread:
 
     def _turn(self) -> bool:
         """Wait for work and take new jobs; False where the engine closes."""
-        with self._changed:
-            while not (self._inbox or self._closing) and self._scheduler.idle:
+        spare = True
+        while True:
+            with self._changed:
+                while not spare and self._idle():
+                    self._changed.wait()
+                if not self._idle():
+                    self._take_inbox()
+                    return not self._closing
                 self._open.clear()
-                self._changed.wait()
-            if self._inbox:
-                self._open = {job for job in self._open if not job.ended} | {*self._inbox}
-                for job in self._inbox:
-                    self._scheduler.add(job)
-                self._inbox.clear()
-            return not self._closing
+            spare = self._scheduler.spare_time()
+
+    def _idle(self) -> bool:
+        return not (self._inbox or self._closing) and self._scheduler.idle
+
+    def _take_inbox(self) -> None:
+        if self._inbox:
+            self._open = {job for job in self._open if not job.ended} | {*self._inbox}
+            for job in self._inbox:
+                self._scheduler.add(job)
+            self._inbox.clear()
 
     def _end(self, failure: EngineFailed | None) -> None:
         with self._changed:
@@ -100,4 +124,4 @@ class EngineThread:
         error = failure or EngineClosed("the engine was closed before the reply was complete")
         for job in jobs:
             job.send(error)
-        self._scheduler.fail_all(error)
+        self._scheduler.end_all(error)

@@ -1,99 +1,168 @@
-"""Replies in OpenAI's form: one completion, or the chunks of a stream."""
+"""Replies in OpenAI's form: one completion of one choice or more, or the chunks of a stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flashnext.engine.events import Event, Reply, Usage
+from flashnext.server.logprobs import ChatLogprobs, chat_logprobs
+from flashnext.server.usage import extras, usage_of
 from flashnext.text.parser import ToolCall
+
+PIECE_CHARS = 4096
+"""Most characters of a call's arguments in one chunk."""
+
+
+@dataclass
+class _Choice:
+    """What the stream of one choice has said so far."""
+
+    seed: int
+    logprobs: ChatLogprobs | None
+    n_calls: int = 0
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
 
 
 @dataclass
 class ChatResponse:
-    """What all parts of one response share, and what its stream has said so far.
+    """What all parts of one response share.
 
     Attributes:
         id: Of the response.
         model: Name of the served model.
         created: Unix time in seconds.
-        seed: That the reply is drawn with.
-        prompt_ids: The prompt, where the request asks for token ids.
-        include_usage: Whether the stream ends with a chunk of usage.
+        fingerprint: Of model and settings.
+        seeds: That each choice is drawn with.
+        prompt_ids: The prompt.
+        tell_ids: Whether the request asks for token ids.
+        end_usage: Whether the stream ends with a chunk of usage.
+        each_usage: Whether each chunk has the usage so far.
         new_call_id: Makes ids of tool calls.
+        new_logprobs: Makes what follows one choice's log-probabilities; None where they are not asked for.
     """
 
     id: str
     model: str
     created: int
-    seed: int
-    prompt_ids: list[int] | None
-    include_usage: bool
+    fingerprint: str
+    seeds: Sequence[int]
+    prompt_ids: list[int]
+    tell_ids: bool
+    end_usage: bool
+    each_usage: bool
     new_call_id: Callable[[], str]
-    n_calls: int = field(default=0, init=False)
+    new_logprobs: Callable[[], ChatLogprobs] | None
 
-    def completion(self, reply: Reply) -> dict[str, Any]:
-        """Write the whole reply as one object."""
-        message: dict[str, Any] = {"role": "assistant", "content": reply.text, **_reasoning(reply.reasoning)}
+    def __post_init__(self) -> None:
+        """Start the choices."""
+        new = self.new_logprobs
+        self._choices = [_Choice(seed, new() if new else None) for seed in self.seeds]
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Write all choices, one for each seed, as one object."""
+        out = self._head("chat.completion")
+        if self.tell_ids:
+            out["prompt_token_ids"] = self.prompt_ids
+        choices = [self._whole_choice(i, reply) for i, reply in enumerate(replies)]
+        return {**out, "choices": choices, "usage": usage_of(reply.usage for reply in replies)}
+
+    def _whole_choice(self, index: int, reply: Reply) -> dict[str, Any]:
+        state = self._choices[index]
+        message: dict[str, Any] = {
+            "role": "assistant", "content": reply.text, "refusal": None, **_reasoning(reply.reasoning)
+        }  # fmt: skip
         if reply.tool_calls:
             message["content"] = reply.text or None
-            message["tool_calls"] = self._calls(reply.tool_calls)
-        choice: dict[str, Any] = {
-            "index": 0,
+            message["tool_calls"] = self._calls(state, reply.tool_calls)
+        logprobs = None
+        if state.logprobs:
+            told = state.logprobs.step(reply.logprobs or (), reply.text, reply.reasoning)
+            logprobs = told or chat_logprobs([], [])
+        choice = {
+            "index": index,
             "message": message,
-            "logprobs": None,
-            "finish_reason": self._finish_reason(reply.finish_reason),
-            "flashnext": {"token_sha": reply.token_sha, "seed": self.seed},
+            "logprobs": logprobs,
+            "finish_reason": _finish_reason(state, reply.finish_reason),
+            "flashnext": extras(reply, state.seed),
         }
-        out = self._head("chat.completion")
-        if self.prompt_ids is not None:
-            choice["token_ids"] = list(reply.token_ids)
-            out["prompt_token_ids"] = self.prompt_ids
-        return {**out, "choices": [choice], "usage": _usage(reply.usage)}
+        return {**choice, "token_ids": list(reply.token_ids)} if self.tell_ids else choice
 
-    def first_chunk(self) -> dict[str, Any]:
-        """Write the chunk that opens a stream; it alone has the role."""
-        chunk = self._chunk({"role": "assistant", "content": ""})
-        if self.prompt_ids is not None:
-            chunk["prompt_token_ids"] = self.prompt_ids
-        return chunk
+    def first_chunks(self) -> list[dict[str, Any]]:
+        """Write the chunks that open a stream; they alone have the role."""
+        chunks = [self._chunk(i, {"role": "assistant", "content": ""}) for i in range(len(self._choices))]
+        if self.tell_ids:
+            chunks[0]["prompt_token_ids"] = self.prompt_ids
+        return chunks
 
-    def chunks(self, event: Event) -> list[dict[str, Any]]:
-        """Write what an event adds to the stream, often nothing; the last event adds the end."""
+    def chunks(self, index: int, event: Event) -> list[dict[str, Any]]:
+        """Write what an event adds to a choice's stream, often nothing; its last event adds the end."""
+        state = self._choices[index]
+        state.usage = event.usage or Usage(
+            len(self.prompt_ids), state.usage.completion_tokens + len(event.token_ids), 0
+        )
         delta: dict[str, Any] = _reasoning(event.reasoning)
         if event.text:
             delta["content"] = event.text
-        if event.tool_calls:
-            first = self.n_calls
-            calls = self._calls(event.tool_calls)
-            delta["tool_calls"] = [{"index": first + i, **call} for i, call in enumerate(calls)]
+        first = state.n_calls
+        pieces = [
+            {"index": first + i, **piece}
+            for i, call in enumerate(self._calls(state, event.tool_calls))
+            for piece in _pieces(call)
+        ]
+        if pieces:
+            delta["tool_calls"] = pieces[:1]
+        logprobs = None
+        if state.logprobs:
+            logprobs = state.logprobs.step(event.logprobs or (), event.text, event.reasoning)
         out: list[dict[str, Any]] = []
-        if delta or (self.prompt_ids is not None and event.token_ids):
-            out.append(self._chunk(delta))
-            if self.prompt_ids is not None:
+        if delta or logprobs or (self.tell_ids and event.token_ids):
+            out.append(self._chunk(index, delta, logprobs=logprobs))
+            if self.tell_ids:
                 out[0]["choices"][0]["token_ids"] = list(event.token_ids)
+        out += [self._chunk(index, {"tool_calls": [piece]}) for piece in pieces[1:]]
         if event.finish_reason is not None:
-            assert event.usage is not None
-            last = self._chunk({}, self._finish_reason(event.finish_reason))
-            last["choices"][0]["flashnext"] = {"token_sha": event.token_sha, "seed": self.seed}
+            last = self._chunk(index, {}, _finish_reason(state, event.finish_reason))
+            last["choices"][0]["flashnext"] = extras(event, state.seed)
             out.append(last)
-            if self.include_usage:
-                out.append(
-                    {**self._head("chat.completion.chunk"), "choices": [], "usage": _usage(event.usage)}
-                )
         return out
 
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """Write what ends a stream: its usage, where that is asked for."""
+        if not self.end_usage:
+            return []
+        return [{**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}]
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(state.usage for state in self._choices)
+
     def _head(self, kind: str) -> dict[str, Any]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        usage: dict[str, Any] = {"usage": None} if self.include_usage else {}
-        return {**self._head("chat.completion.chunk"), "choices": [choice], **usage}
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        finish_reason: str | None = None,
+        logprobs: dict[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        chunk = {**self._head("chat.completion.chunk"), "choices": [choice]}
+        if self.each_usage:
+            chunk["usage"] = self._usage()
+        elif self.end_usage:
+            chunk["usage"] = None
+        return chunk
 
-    def _calls(self, calls: tuple[ToolCall, ...]) -> list[dict[str, Any]]:
-        self.n_calls += len(calls)
+    def _calls(self, state: _Choice, calls: tuple[ToolCall, ...]) -> list[dict[str, Any]]:
+        state.n_calls += len(calls)
         return [
             {
                 "id": self.new_call_id(),
@@ -103,20 +172,20 @@ class ChatResponse:
             for c in calls
         ]
 
-    def _finish_reason(self, reason: str) -> str:
-        return "tool_calls" if self.n_calls and reason == "stop" else reason
+
+def _pieces(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Cut a call with long arguments, so that no chunk of a stream is large; the first piece names it."""
+    function = call["function"]
+    text = function["arguments"]
+    yield {**call, "function": {**function, "arguments": text[:PIECE_CHARS]}}
+    for at in range(PIECE_CHARS, len(text), PIECE_CHARS):
+        yield {"function": {"arguments": text[at : at + PIECE_CHARS]}}
+
+
+def _finish_reason(state: _Choice, reason: str) -> str:
+    return "tool_calls" if state.n_calls and reason == "stop" else reason
 
 
 def _reasoning(text: str) -> dict[str, Any]:
     """Give the thoughts under both names that clients read."""
     return {"reasoning_content": text, "reasoning": text} if text else {}
-
-
-def _usage(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
-    }

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from flashnext.engine.errors import EngineClosed, EngineFailed
-from flashnext.errors import DeviceError, InvalidArgument, OutOfMemory
+from flashnext.errors import DeviceError, FlashnextError, InvalidArgument, OutOfMemory
 from flashnext.text.messages import InvalidField
 
 
@@ -21,11 +21,59 @@ class BodyTooLarge(InvalidArgument):
     """The request's body is longer than the server reads."""
 
 
+class WrongContentType(InvalidArgument):
+    """The request's body does not say that it is JSON."""
+
+
+class HostRefused(InvalidArgument):
+    """The request was sent to a name that is not this server's."""
+
+
+class KeyRefused(InvalidArgument):
+    """The request has no API key, or a wrong one."""
+
+
+class RequestTimeout(FlashnextError):
+    """The reply took longer than the server gives a request."""
+
+
+class Unready(FlashnextError):
+    """The server takes no request now.
+
+    Attributes:
+        retry_after_s: When to try again.
+    """
+
+    def __init__(self, problem: str, retry_after_s: int) -> None:
+        super().__init__(problem)
+        self.retry_after_s = retry_after_s
+
+
+class QueueFull(Unready):
+    """As many requests wait as may."""
+
+
+class TooManyConnections(Unready):
+    """As many connections are open as may be."""
+
+
+class ModelLoading(Unready):
+    """The model is still being loaded."""
+
+
+_INVALID = "invalid_request_error"
 # The first class that fits counts: (exception, status, type, code)
 TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
-    (ModelNotFound, 404, "invalid_request_error", "model_not_found"),
-    (BodyTooLarge, 413, "invalid_request_error", None),
-    (InvalidArgument, 400, "invalid_request_error", None),
+    (ModelNotFound, 404, _INVALID, "model_not_found"),
+    (BodyTooLarge, 413, _INVALID, "body_too_large"),
+    (WrongContentType, 415, _INVALID, "unsupported_media_type"),
+    (HostRefused, 403, _INVALID, "host_not_allowed"),
+    (KeyRefused, 401, _INVALID, "invalid_api_key"),
+    (InvalidArgument, 400, _INVALID, None),
+    (QueueFull, 503, "server_error", "queue_full"),
+    (TooManyConnections, 503, "server_error", "too_many_connections"),
+    (ModelLoading, 503, "server_error", "loading"),
+    (RequestTimeout, 504, "server_error", "timeout"),
     (EngineClosed, 503, "server_error", "shutting_down"),
     (EngineFailed, 503, "server_error", "engine_failed"),
     (OutOfMemory, 503, "server_error", "out_of_memory"),
@@ -37,7 +85,7 @@ TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
 def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
     """Find the status of an error and its body in OpenAI's form."""
     if isinstance(error, HTTPException):
-        return error.status_code, _body(error.detail, "invalid_request_error", None, None)
+        return error.status_code, _body(error.detail, _INVALID, None, None)
     for kind, status, error_type, code in TABLE:
         if isinstance(error, kind):
             field = error.field if isinstance(error, InvalidField) else None
@@ -50,7 +98,12 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
 def response(error: Exception, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Answer with an error."""
     status, body = envelope(error)
-    return JSONResponse(body, status, headers)
+    more = dict(headers or {})
+    if isinstance(error, Unready):
+        more["retry-after"] = str(error.retry_after_s)
+    if isinstance(error, KeyRefused):
+        more["www-authenticate"] = "Bearer"
+    return JSONResponse(body, status, more)
 
 
 def _body(message: str, error_type: str, param: str | None, code: str | None) -> dict[str, Any]:

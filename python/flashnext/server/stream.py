@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -58,16 +58,34 @@ class EventStream(Response):
     is meant to turn its own errors into objects) and when the client goes.
     """
 
-    def __init__(self, objects: AsyncGenerator[Mapping[str, Any]], keepalive_s: float = KEEPALIVE_S) -> None:
+    def __init__(
+        self,
+        objects: AsyncGenerator[Mapping[str, Any]],
+        keepalive_s: float = KEEPALIVE_S,
+        on_end: Callable[..., object] = lambda *, left: None,
+    ) -> None:
+        """Stream objects.
+
+        Args:
+            objects: What to send.
+            keepalive_s: How long a client may see nothing before it is sent a comment.
+            on_end: Called once at the end with `left`, whether the client was gone before it.
+        """
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._objects = objects
         self._keepalive_s = keepalive_s
+        self._on_end = on_end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        with suppress(ClientGone, OSError):
-            await unless_gone(receive, self._send(send))
+        left = True
+        try:
+            with suppress(ClientGone, OSError):
+                await unless_gone(receive, self._send(send))
+                left = False
+        finally:
+            self._on_end(left=left)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -89,6 +89,9 @@ class ChatTemplate:
     Control tokens come from the template's own text alone. Whatever a request brings (message text,
     reasoning, names, tool schemas, arguments and results) is ordinary text, also where it spells a control
     token or completes half of one.
+
+    Attributes:
+        source: The template's own text.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class ChatTemplate:
             CheckpointError: The template does not compile, or builds control tokens in a way that cannot be
                 told from text of the request.
         """
+        self.source = source
         self._tokenizer = tokenizer
         self._environment = TemplateEnvironment(now, limit_s)
         self._special_tokens = {name: Written.all_of(text) for name, text in (special_tokens or {}).items()}
@@ -182,7 +186,7 @@ class ChatTemplate:
             canonical_messages(messages), canonical_tools(tools), options or TemplateOptions()
         )
         ids = self._tokenizer.encode_written(text)
-        return Prompt(ids, text.plain(), self._ends_in_thinking(ids))
+        return Prompt(ids, text.plain(), self.ends_in_thinking(ids))
 
     def _render(self, messages: list[dict[str, Any]], tools: Any, options: TemplateOptions) -> Written:
         try:
@@ -257,7 +261,8 @@ class ChatTemplate:
             text = Written.concat([head, *place, rest])
         return text
 
-    def _ends_in_thinking(self, ids: list[int]) -> bool:
+    def ends_in_thinking(self, ids: Sequence[int]) -> bool:
+        """Whether a reply to this prompt begins inside a `<think>` block."""
         for token_id in reversed(ids):
             spelling = self._tokenizer.control_spelling(token_id)
             if spelling is not None:

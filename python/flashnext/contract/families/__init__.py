@@ -1,7 +1,9 @@
 """The contracts of all kernels, a family of kernels a file; importing this package enters them."""
 
 from flashnext.contract.families import (
+    absorb,
     attention,
+    copies,
     delta,
     draw,
     experts,
@@ -12,12 +14,15 @@ from flashnext.contract.families import (
     ngram,
     ple,
     rope,
+    rounds,
     router,
     rows,
 )
 
 __all__ = [
+    "absorb",
     "attention",
+    "copies",
     "delta",
     "draw",
     "experts",
@@ -28,6 +33,7 @@ __all__ = [
     "ngram",
     "ple",
     "rope",
+    "rounds",
     "router",
     "rows",
 ]

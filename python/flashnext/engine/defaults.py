@@ -1,0 +1,19 @@
+"""What the engine does where nobody says otherwise; light to import, so that `--help` knows it too."""
+
+from __future__ import annotations
+
+PARALLEL = 16
+"""Replies that are made at once where the pages allow it (`--parallel auto`)."""
+
+MAX_PARALLEL = 64
+
+GAP_MS = 250.0
+"""How long a reply may stand still while prompts of others are read."""
+
+ROUND_ROWS = 32
+"""Rows of a round: the pending tokens of all its sequences, and their drafts."""
+
+MAX_ROUND_ROWS = 64
+
+DRAFTS = 0
+"""Most drafts of a sequence's round."""

@@ -1,0 +1,100 @@
+"""`Core` over a loaded model: the driver of its rounds, and its pages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import numpy as np
+
+from flashnext import _core
+from flashnext.checkpoint.config import PAGE_TOKENS
+from flashnext.engine.core import ChunkPart, CoreOptions, Landed, ReplyOptions, Session
+from flashnext.engine.load import MAX_WINDOW, Loaded
+
+
+class LoadedCore:
+    """The core of a loaded model; see `Core`."""
+
+    least_shared = PAGE_TOKENS
+
+    def __init__(self, loaded: Loaded, n_tokens: int, options: CoreOptions | None = None) -> None:
+        """Make the driver.
+
+        Args:
+            loaded: The model.
+            n_tokens: Ids at or beyond it are padding of the vocabulary and are never drawn.
+            options: How rounds are run.
+        """
+        options = options or CoreOptions()
+        self._loaded = loaded
+        self._options = options
+        self.driver = _core.Driver(
+            loaded.model,
+            n_tokens,
+            row_limit=options.round_rows,
+            lone=options.lone,
+            prices=options.prices,
+            serial_drafts=options.serial_drafts,
+        )
+        self.max_chunk = self.driver.max_chunk
+        self.max_sequences = self.driver.max_sequences
+        self.n_pages = loaded.pool.total
+        self.prompt_equals_window = loaded.device.limits.prompt_equals_window
+
+    def free_pages(self) -> int:
+        """Count the free pages."""
+        return self._loaded.pool.free
+
+    def pages(self, n_positions: int) -> int:
+        """Count the pages of n positions and two windows."""
+        return -(-min(n_positions + 2 * MAX_WINDOW, self._loaded.context) // PAGE_TOKENS)
+
+    def open(self) -> Session:
+        """Make the session of a new sequence."""
+        return _core.Session(self._loaded.model, self._loaded.pool)
+
+    def fork(self, session: Session) -> Session:
+        """Make a session with the same committed prompt rows."""
+        return cast(_core.Session, session).fork()
+
+    def begin(self, session: Session, options: ReplyOptions) -> None:
+        """Begin a reply."""
+        self.driver.begin(
+            cast(_core.Session, session),
+            options.sampling,
+            list(options.stop_ids),
+            options.n_prompt,
+            options.end,
+            known=[] if self.prompt_equals_window else list(options.known),
+            most_head=options.n_drafts if self._options.head else 0,
+            most_copied=options.n_drafts if self._options.copies else 0,
+        )
+
+    def step(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> Sequence[Landed]:
+        """Read a chunk, and run a round."""
+        parts = [
+            (cast(_core.Session, part.session), np.ascontiguousarray(part.tokens, np.int32), part.last)
+            for part in chunk
+        ]
+        return self.driver.step(parts, cast(Sequence[_core.Session], round))
+
+    def start(self, sessions: Sequence[Session]) -> None:
+        """Let rounds go on by themselves."""
+        self.driver.start(cast(Sequence[_core.Session], sessions))
+
+    def take(self) -> Sequence[Landed]:
+        """Await what lands."""
+        return self.driver.take()
+
+    def stop(self) -> Sequence[Landed]:
+        """Await what is in flight."""
+        return self.driver.stop()
+
+    def wake(self) -> None:
+        """Let `take` return."""
+        self.driver.wake()
+
+    def idle(self) -> bool:
+        """Time what a round costs."""
+        return self.driver.time_a_price(self._loaded.pool)

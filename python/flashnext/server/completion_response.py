@@ -1,0 +1,169 @@
+"""Completions in OpenAI's form: one object with all choices, or the chunks of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from flashnext.engine.events import Event, Reply, TokenLogprob, Usage, token_sha
+from flashnext.server.logprobs import Scored, TextLogprobs
+from flashnext.server.usage import extras, total, usage_of
+from flashnext.text.tokenizer import Tokenizer
+
+
+@dataclass
+class Echo:
+    """A prompt as it is told before its reply.
+
+    Attributes:
+        scored: Its tokens with their log-probabilities, where those are asked for.
+    """
+
+    text: str
+    scored: list[Scored] | None = None
+
+
+@dataclass
+class Choice:
+    """One reply to one prompt.
+
+    Attributes:
+        prompt: Number of its prompt.
+        echo: What is told before it.
+        logprobs: Writes its log-probabilities, where those are asked for.
+    """
+
+    prompt: int
+    prompt_ids: list[int]
+    seed: int
+    echo: Echo | None
+    logprobs: TextLogprobs | None
+    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+
+
+@dataclass
+class CompletionResponse:
+    """What all parts of one response share.
+
+    Attributes:
+        id: Of the response.
+        model: Name of the served model.
+        created: Unix time in seconds.
+        fingerprint: Of model and settings.
+        tokenizer: Of the checkpoint.
+        choices: In the order of their index.
+        tell_ids: Whether the request asks for token ids.
+        end_usage: Whether the stream ends with a chunk of usage.
+        each_usage: Whether each chunk has the usage so far.
+    """
+
+    id: str
+    model: str
+    created: int
+    fingerprint: str
+    tokenizer: Tokenizer
+    choices: Sequence[Choice]
+    tell_ids: bool
+    end_usage: bool
+    each_usage: bool
+
+    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
+        """Write all choices; without replies, as for max_tokens 0, the prompts alone."""
+        given: Sequence[Reply | None] = replies or [None] * len(self.choices)
+        choices = [self._whole(i, reply) for i, reply in enumerate(given)]
+        return {**self._head(), "choices": choices, "usage": self._usage()}
+
+    def _whole(self, index: int, reply: Reply | None) -> dict[str, Any]:
+        state = self.choices[index]
+        state.usage = reply.usage if reply else Usage(len(state.prompt_ids), 0, 0)
+        echo = self._echo(state)
+        drawn = _logprobs(state, (reply and reply.logprobs) or ())
+        out = {
+            "index": index,
+            "text": (state.echo.text if state.echo else "") + (reply.text if reply else ""),
+            "logprobs": _joined(echo, drawn),
+            "finish_reason": reply.finish_reason if reply else "length",
+            "flashnext": extras(reply, state.seed) if reply else {"token_sha": token_sha(())},
+        }
+        if self.tell_ids:
+            out["token_ids"] = list(reply.token_ids) if reply else []
+            out["prompt_token_ids"] = state.prompt_ids
+        return out
+
+    def first_chunks(self) -> list[dict[str, Any]]:
+        """Write the chunks that open a stream: the prompts, where they or their ids are asked for."""
+        chunks = []
+        for i, state in enumerate(self.choices):
+            if not state.echo and not self.tell_ids:
+                continue
+            chunk = self._chunk(i, state.echo.text if state.echo else "", self._echo(state))
+            if self.tell_ids:
+                chunk["choices"][0]["prompt_token_ids"] = state.prompt_ids
+                chunk["choices"][0]["token_ids"] = []
+            chunks.append(chunk)
+        return chunks
+
+    def chunks(self, index: int, event: Event) -> list[dict[str, Any]]:
+        """Write what an event adds to a choice's stream, often nothing; its last event adds the end."""
+        state = self.choices[index]
+        state.usage = event.usage or Usage(
+            len(state.prompt_ids), state.usage.completion_tokens + len(event.token_ids), 0
+        )
+        logprobs = _logprobs(state, event.logprobs or ()) if event.logprobs else None
+        last = event.finish_reason is not None
+        if not (event.text or logprobs or last or (self.tell_ids and event.token_ids)):
+            return []
+        chunk = self._chunk(index, event.text, logprobs, event.finish_reason)
+        if last:
+            chunk["choices"][0]["flashnext"] = extras(event, state.seed)
+        if self.tell_ids:
+            chunk["choices"][0]["token_ids"] = list(event.token_ids)
+        return [chunk]
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """Write what ends a stream: its usage, where that is asked for."""
+        return [{**self._head(), "choices": [], "usage": self._usage()}] if self.end_usage else []
+
+    def _usage(self) -> dict[str, Any]:
+        by_prompt: dict[int, list[Usage]] = {}
+        for state in self.choices:
+            by_prompt.setdefault(state.prompt, []).append(state.usage)
+        return total(usage_of(usages) for usages in by_prompt.values())
+
+    def _echo(self, state: Choice) -> dict[str, Any] | None:
+        if state.echo is None or state.echo.scored is None or state.logprobs is None:
+            return None
+        return state.logprobs.write(state.echo.scored, skip_special=False)
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": "text_completion",
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": self.fingerprint,
+        }
+
+    def _chunk(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None = None
+    ) -> dict[str, Any]:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+        chunk = {**self._head(), "choices": [choice]}
+        if self.each_usage:
+            chunk["usage"] = self._usage()
+        elif self.end_usage:
+            chunk["usage"] = None
+        return chunk
+
+
+def _logprobs(state: Choice, drawn: Sequence[TokenLogprob]) -> dict[str, Any] | None:
+    if state.logprobs is None:
+        return None
+    return state.logprobs.write([(one.token_id, one.logprob, one.top) for one in drawn])
+
+
+def _joined(first: dict[str, Any] | None, second: dict[str, Any] | None) -> dict[str, Any] | None:
+    if first is None or second is None:
+        return first or second
+    return {key: None if first[key] is None else [*first[key], *second[key]] for key in first}

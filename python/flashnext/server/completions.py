@@ -1,0 +1,85 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from flashnext.engine.request import AsyncRequest
+from flashnext.server.body import read_object
+from flashnext.server.completion_request import MAX_SCORED, CompletionRequest, Prompt
+from flashnext.server.completion_response import Choice, CompletionResponse, Echo
+from flashnext.server.logprobs import TextLogprobs
+from flashnext.server.scoring import Scorer
+from flashnext.server.service import Service
+from flashnext.server.stream import ClientGone, unless_gone
+from flashnext.text.messages import InvalidField
+
+
+async def completions(service: Service, http: Request) -> Response:
+    """Continue texts, each with one reply or more."""
+    try:
+        body = await read_object(http, service.settings.max_body_bytes)
+    except ClientDisconnect:
+        return Response(status_code=499)
+    asked = CompletionRequest.read(body, service.unknown)
+    service.require_model(asked.model)
+    engine = service.engine
+    sampling = asked.sampling(service.settings.defaults)
+    prompts = asked.prompts()
+    running = service.begin(http, body, len(prompts) * asked.n)
+    try:
+        choices: list[Choice] = []
+        for number, prompt in enumerate(prompts):
+            field = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
+
+            async def first(seed: int | None, prompt: Prompt = prompt) -> AsyncRequest:
+                return await engine.generate_async(prompt, sampling=replace(sampling, seed=seed))
+
+            requests: list[AsyncRequest] = []
+            if asked.max_tokens == 0:
+                ids = engine.check_prompt(prompt)
+            else:
+                requests = await service.choices(first, asked.n, sampling.seed)
+                running.requests += requests
+                ids = requests[0].prompt_ids
+            echo = None
+            if asked.echo:
+                text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(ids)
+                echo = Echo(text)
+                if asked.scores_prompt:
+                    if len(ids) > MAX_SCORED:
+                        raise InvalidField(
+                            field,
+                            f"{len(ids)} tokens; with echo and logprobs at most {MAX_SCORED} are scored",
+                        )
+                    scorer = Scorer(engine, asked.logprobs or 0)
+                    echo.scored = await unless_gone(http.receive, scorer.score(ids))
+            for i in range(asked.n):
+                logprobs = None
+                if asked.logprobs is not None:
+                    logprobs = TextLogprobs(engine.tokenizer, asked.logprobs)
+                seed = requests[i].seed if requests else 0
+                choices.append(Choice(number, ids, seed, echo, logprobs))
+        answer = CompletionResponse(
+            id=f"cmpl-{service.new_id()}",
+            model=service.name,
+            created=int(service.now()),
+            fingerprint=service.fingerprint,
+            tokenizer=engine.tokenizer,
+            choices=choices,
+            tell_ids=asked.return_token_ids,
+            end_usage=asked.stream_usage,
+            each_usage=asked.stream_options.continuous_usage_stats,
+        )
+        return await running.respond(
+            http, answer, stream=asked.stream, keepalive_s=service.settings.keepalive_s
+        )
+    except ClientGone:
+        running.end(left=True)
+        return Response(status_code=499)
+    except BaseException:
+        running.end()
+        raise

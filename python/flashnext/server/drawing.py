@@ -1,0 +1,158 @@
+"""The fields that chat completions and completions share: how replies are drawn, how many, and their form."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from flashnext.engine.sampling import MAX_TOP_LOGPROBS, Sampling
+from flashnext.server.fields import Table, Unknown, honoured_fields, known_options
+from flashnext.server.settings import Defaults
+from flashnext.text.messages import InvalidField
+
+MAX_CHOICES = 64
+
+
+class StreamOptions(BaseModel):
+    """`stream_options`; both ask for usage, at the end or with every chunk."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+
+
+class Drawing(BaseModel):
+    """The shared fields, checked for type and range; `Sampling` checks the rest."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str = Field(min_length=1)
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
+    max_tokens: int | None = Field(None, ge=1)
+    stop: Any = None
+    temperature: float | None = Field(None, ge=0, le=100, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1)
+    min_p: float | None = Field(None, ge=0, le=1)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    logit_bias: dict[str, Any] = {}
+    ignore_eos: bool = False
+    min_tokens: int = Field(0, ge=0)
+    stop_token_ids: list[int] = Field([], max_length=64)
+    draft: bool = True
+    priority: str = "normal"
+    return_token_ids: bool = False
+
+    @classmethod
+    def check(cls, body: Mapping[str, Any], table: Table, unknown: Unknown) -> Self:
+        """Check a request's body. A field that is null counts as absent.
+
+        Raises:
+            InvalidField: The first field that is refused, unknown where those are, or out of its range.
+        """
+        fields = honoured_fields(body, table, unknown)
+        options = fields.get("stream_options")
+        if isinstance(options, dict):
+            fields["stream_options"] = known_options(
+                options,
+                "stream_options",
+                tuple(StreamOptions.model_fields),
+                ("include_obfuscation",),
+                unknown,
+            )
+        try:
+            request = cls.model_validate(fields)
+        except ValidationError as error:
+            raise invalid(error) from None
+        if request.min_tokens and not request.ignore_eos:
+            raise InvalidField(
+                "min_tokens",
+                "not supported but with ignore_eos; give ignore_eos and max_tokens for a fixed length",
+            )
+        return request
+
+    @property
+    def stream_usage(self) -> bool:
+        """Whether a stream tells usage."""
+        return self.stream_options.include_usage or self.stream_options.continuous_usage_stats
+
+    def drawn(self, defaults: Defaults, *, cap: int | None, logprobs: int | None, **more: Any) -> Sampling:
+        """Say how to draw.
+
+        Args:
+            defaults: The server's.
+            cap: Most tokens of the reply, as the request says.
+            logprobs: How many of the likeliest tokens to tell; None for no log-probabilities at all.
+            more: Further fields of Sampling.
+
+        Raises:
+            InvalidField: A value out of its range.
+        """
+        return Sampling(
+            temperature=defaults.temperature if self.temperature is None else self.temperature,
+            top_k=defaults.top_k if self.top_k is None else self.top_k,
+            top_p=defaults.top_p if self.top_p is None else self.top_p,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=self._bias(),
+            seed=self.seed,
+            max_tokens=defaults.max_tokens if cap is None else cap,
+            stop=self._stops(),
+            stop_token_ids=self.stop_token_ids,
+            logprobs=logprobs,
+            draft=self.draft,
+            priority=self.priority,
+            ignore_eos=self.ignore_eos,
+            **more,
+        )
+
+    def _stops(self) -> list[Any]:
+        stop = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
+        if not isinstance(stop, list):
+            raise InvalidField("stop", f"expected text or a list of texts, found {self.stop!r}"[:200])
+        return stop
+
+    def _bias(self) -> dict[int, float]:
+        bias: dict[int, float] = {}
+        for key, value in self.logit_bias.items():
+            if not key.isascii() or not key.isdigit() or len(key) > 18:
+                raise InvalidField("logit_bias", f"expected token ids as keys, found {key!r}"[:200])
+            bias[int(key)] = value
+        if len(bias) < len(self.logit_bias):
+            raise InvalidField("logit_bias", "a token id stands twice")
+        return bias
+
+
+def top_logprobs(wanted: int | None, field: str) -> int:
+    """Check how many of the likeliest tokens are to be told.
+
+    Raises:
+        InvalidField: More than the engine gives.
+    """
+    n = wanted or 0
+    if not 0 <= n <= MAX_TOP_LOGPROBS:
+        raise InvalidField(field, f"should be from 0 to {MAX_TOP_LOGPROBS}, found {n}"[:200])
+    return n
+
+
+def invalid(error: ValidationError) -> InvalidField:
+    """Tell of the first thing that is wrong."""
+    first = error.errors(include_url=False)[0]
+    field = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])[1:]
+    if first["type"] == "missing":
+        return InvalidField(field, "missing")
+    if first["type"] == "extra_forbidden":
+        return InvalidField(field, "unknown field")
+    found = repr(first["input"])
+    message = first["msg"].removeprefix("Input ").removeprefix("should ")
+    return InvalidField(field, f"should {message}, found {found if len(found) <= 80 else found[:77] + '...'}")

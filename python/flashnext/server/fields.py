@@ -1,0 +1,158 @@
+"""Every field of every route that takes a body: honoured, harmless, or refused by its name with a reason.
+
+`docs/api.md` has the same tables; a test compares them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from flashnext.text.messages import InvalidField
+
+_log = logging.getLogger("flashnext.server")
+
+Kind = Literal["honoured", "harmless", "refused"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What happens to a field.
+
+    Attributes:
+        note: Of a refused field, why and what to do instead.
+        neutral: Values of a refused field that ask for nothing and are accepted.
+    """
+
+    kind: Kind
+    note: str = ""
+    neutral: tuple[Any, ...] = ()
+
+
+Table = Mapping[str, Rule]
+
+
+def _honoured(*names: str) -> dict[str, Rule]:
+    return {name: Rule("honoured") for name in names}
+
+
+def _harmless(*names: str) -> dict[str, Rule]:
+    return {name: Rule("harmless") for name in names}
+
+
+_SAMPLING = _honoured(
+    *("model", "stream", "stream_options", "n", "seed", "max_tokens", "stop", "logprobs"),
+    *("temperature", "top_p", "top_k", "min_p"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
+    *("ignore_eos", "min_tokens", "stop_token_ids"),
+    *("draft", "priority", "return_token_ids"),
+)
+_NO_EFFECT = _harmless("cache", "cache_prompt", "metadata", "service_tier", "store", "user")
+_LATER = "not supported yet"
+_GRAMMAR = {
+    name: Rule("refused", f"{_LATER}; structured output is to come")
+    for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs")
+}
+
+CHAT: Table = {
+    **_SAMPLING,
+    **_honoured(
+        *("messages", "tools", "tool_choice", "parallel_tool_calls", "top_logprobs"),
+        *("max_completion_tokens", "reasoning_effort", "chat_template_kwargs", "thinking_budget"),
+    ),
+    **_NO_EFFECT,
+    **_harmless("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier"),
+    **_GRAMMAR,
+    "audio": Rule("refused", "this model writes text only"),
+    "function_call": Rule("refused", "give tool_choice", ("none", "auto")),
+    "functions": Rule("refused", "give tools", ([],)),
+    "modalities": Rule("refused", "this model writes text only", (["text"],)),
+    "moderation": Rule("refused", "there is no moderation here"),
+    "prediction": Rule("refused", f"{_LATER}; text of the prompt is copied without it"),
+    "response_format": Rule("refused", f"{_LATER}; structured output is to come", ({"type": "text"},)),
+    "verbosity": Rule("refused", "the model knows no verbosity; ask for it in a message", ("medium",)),
+    "web_search_options": Rule("refused", "this server searches nothing"),
+}
+
+COMPLETIONS: Table = {
+    **_SAMPLING,
+    **_honoured("prompt", "echo"),
+    **_NO_EFFECT,
+    **_harmless("add_special_tokens"),
+    **_GRAMMAR,
+    "best_of": Rule("refused", "give n, and choose among the replies", (1,)),
+    "response_format": Rule("refused", f"{_LATER}; structured output is to come", ({"type": "text"},)),
+    "suffix": Rule("refused", "the model does not fill in the middle", ("",)),
+}
+
+TOKENIZE: Table = {
+    **_honoured("model", "prompt", "messages", "tools", "chat_template_kwargs", "return_token_strs"),
+    **_harmless("add_special_tokens"),
+    "add_generation_prompt": Rule("refused", "a prompt always asks for the next reply", (True,)),
+}
+
+DETOKENIZE: Table = _honoured("model", "tokens")
+
+
+class Unknown:
+    """What is done about fields that no table has: a warning in the log, one for each, or a refusal."""
+
+    def __init__(self, strict: bool = False) -> None:
+        """Refuse them where `strict`."""
+        self._strict = strict
+        self._told: set[str] = set()
+
+    def meet(self, name: str) -> None:
+        """Meet an unknown field.
+
+        Raises:
+            InvalidField: Unknown fields are refused.
+        """
+        if self._strict:
+            raise InvalidField(
+                name, "unknown field; leave it out, or start the server without --strict-fields"
+            )
+        if name not in self._told and len(self._told) < 1000:
+            self._told.add(name)
+            _log.warning("the field %s is unknown and has no effect; told once", ascii(name)[1:-1][:200])
+
+
+def honoured_fields(body: Mapping[str, Any], table: Table, unknown: Unknown) -> dict[str, Any]:
+    """Pick the fields that are honoured. A field that is null counts as absent.
+
+    Raises:
+        InvalidField: A field that is refused, or an unknown one where those are.
+    """
+    found: dict[str, Any] = {}
+    for name, value in body.items():
+        if value is None:
+            continue
+        rule = table.get(name)
+        if rule is None:
+            unknown.meet(name)
+        elif rule.kind == "honoured":
+            found[name] = value
+        elif rule.kind == "refused" and not any(_same(value, neutral) for neutral in rule.neutral):
+            raise InvalidField(name, rule.note)
+    return found
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def known_options(
+    options: Mapping[str, Any], field: str, known: Sequence[str], harmless: Sequence[str], unknown: Unknown
+) -> dict[str, Any]:
+    """Pick the known entries of a nested object, in the same way."""
+    found: dict[str, Any] = {}
+    for name, value in options.items():
+        if value is None or name in harmless:
+            continue
+        if name in known:
+            found[name] = value
+        else:
+            unknown.meet(f"{field}.{name}")
+    return found

@@ -1,0 +1,103 @@
+"""The server's log: a line for each request, with its id, as text on a terminal and else as JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from flashnext.server.guard import OPEN_PATHS
+from flashnext.server.service import Service
+
+_log = logging.getLogger("flashnext.request")
+
+
+class RequestLog:
+    """Gives each request an id, tells it in `x-request-id`, and logs what became of the request."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = f"req_{self._service.new_id()}"
+        detail: dict[str, Any] = {"id": request_id}
+        scope.setdefault("state", {})["detail"] = detail
+        began = self._service.clock_s()
+        status = 0
+
+        async def tell(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers: list[tuple[bytes, bytes]] = list(message.get("headers", []))
+                message = {**message, "headers": [*headers, (b"x-request-id", request_id.encode())]}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tell)
+        finally:
+            quiet = scope["path"] in OPEN_PATHS and status == 200
+            fields: dict[str, Any] = {
+                "id": request_id,
+                "method": scope["method"],
+                "path": scope["path"],
+                "status": status or 499,
+                "ms": round((self._service.clock_s() - began) * 1e3, 1),
+                **detail,
+            }
+            _log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record."""
+        out: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info:
+            out["error"] = self.formatException(record.exc_info)
+        return json.dumps(out)
+
+
+class TextLines(logging.Formatter):
+    """A line of text a record, for people."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Write a record."""
+        time = datetime.fromtimestamp(record.created).strftime("%H:%M:%S")
+        fields = getattr(record, "fields", {})
+        # Escaped, so that no request can write control characters to a terminal.
+        told = " ".join(f"{key}={ascii(value).strip(chr(39))}" for key, value in fields.items())
+        line = f"{time} {record.levelname.lower()} {record.getMessage()} {told}".rstrip()
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def set_up(level: str, form: str, stream: TextIO = sys.stderr) -> None:
+    """Send the log to a stream.
+
+    Args:
+        level: Name of the lowest level that is written.
+        form: "text", "json", or "auto" for text on a terminal and else JSON.
+        stream: Where it goes.
+    """
+    text = stream.isatty() if form == "auto" else form == "text"
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(TextLines() if text else JsonLines())
+    root = logging.getLogger("flashnext")
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
+    root.propagate = False

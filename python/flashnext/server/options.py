@@ -1,0 +1,237 @@
+"""The server's own options on the command line, and the settings they make."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from flashnext.errors import InvalidArgument
+from flashnext.server.settings import MIB, Defaults, Settings
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of replies, access, limits, log and configuration, in groups."""
+    names = parser.add_argument_group("names and defaults, where a request says nothing")
+    names.add_argument(
+        "--served-model-name",
+        action="append",
+        metavar="NAME",
+        help="a further name of the model; may be repeated (default: none beside the folder's name)",
+    )
+    names.add_argument(
+        "--temperature", type=_number(0, 100), metavar="T", help="0 to 100 (default: the checkpoint's)"
+    )
+    names.add_argument(
+        "--top-p", type=_number(1e-6, 1), metavar="P", help="above 0 to 1 (default: the checkpoint's)"
+    )
+    names.add_argument(
+        "--top-k", type=_whole(-1), metavar="K", help="tokens, 0 or -1 for all (default: the checkpoint's)"
+    )
+    names.add_argument(
+        "--max-tokens",
+        type=_whole(1),
+        metavar="TOKENS",
+        help="longest reply (default: what the context leaves)",
+    )
+    names.add_argument(
+        "--no-thinking",
+        action="store_true",
+        help="chats do not think unless they ask to (default: they think)",
+    )
+    names.add_argument(
+        "--strict-fields",
+        action="store_true",
+        help="refuse unknown fields of requests (default: ignore them with a warning in the log)",
+    )
+    access = parser.add_argument_group("access")
+    access.add_argument(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="key that requests must bring; may be repeated (default: none is needed)",
+    )
+    access.add_argument(
+        "--api-key-file", type=Path, metavar="FILE", help="file with a key on each line (default: none)"
+    )
+    access.add_argument(
+        "--allowed-host",
+        action="append",
+        metavar="NAME",
+        help="name that the server may be asked under; may be repeated (default: addresses and localhost)",
+    )
+    access.add_argument(
+        "--cors-origin",
+        action="append",
+        metavar="ORIGIN",
+        help="origin of web pages that may ask, * for all; may be repeated (default: none)",
+    )
+    access.add_argument(
+        "--no-key-needed",
+        action="store_true",
+        help="listen to other machines without a key (default: that is refused)",
+    )
+    limits = parser.add_argument_group("limits")
+    limits.add_argument(
+        "--max-body",
+        type=_number(0.001, 4096),
+        default=64.0,
+        metavar="MIB",
+        help="longest body in MiB (default 64)",
+    )
+    limits.add_argument(
+        "--max-connections", type=_whole(1), default=4096, metavar="N", help="open connections (default 4096)"
+    )
+    limits.add_argument(
+        "--queue",
+        type=_whole(0),
+        default=256,
+        metavar="N",
+        help="requests that may wait beside those answered at once (default 256)",
+    )
+    limits.add_argument(
+        "--request-timeout",
+        type=_number(0, math.inf),
+        default=0.0,
+        metavar="S",
+        help="longest time of a reply in seconds, 0 for any (default 0)",
+    )
+    limits.add_argument(
+        "--drain",
+        type=_number(0, math.inf),
+        default=10.0,
+        metavar="S",
+        help="how long replies may go on after a signal in seconds; a second signal ends them (default 10)",
+    )
+    limits.add_argument(
+        "--stall-timeout",
+        type=_number(1, math.inf),
+        default=120.0,
+        metavar="S",
+        help="/health fails once the engine did nothing for so many seconds under load (default 120)",
+    )
+    log = parser.add_argument_group("log, written to stderr")
+    log.add_argument(
+        "--log-level",
+        choices=("debug", "info", "warning", "error"),
+        default="info",
+        help="debug, info, warning or error (default info)",
+    )
+    log.add_argument(
+        "--log-format",
+        choices=("auto", "text", "json"),
+        default="auto",
+        help="text, json, or auto for text on a terminal and else json (default auto)",
+    )
+    log.add_argument(
+        "--log-prompts", action="store_true", help="log what requests say (default: no text of theirs)"
+    )
+    log.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="append each finished request, for `flashnext replay`; holds what it says (default: none)",
+    )
+    more = parser.add_argument_group("configuration")
+    more.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file of options; the environment (FLASHNEXT_PORT) and flags go first (default: none)",
+    )
+    more.add_argument(
+        "--print-config", action="store_true", help="print each option with where it comes from, and end"
+    )
+
+
+def settings_of(args: argparse.Namespace, name: str, also: Sequence[str]) -> Settings:
+    """Make the settings that options ask for.
+
+    Args:
+        args: What was parsed.
+        name: Of the model, which replies carry.
+        also: Further names that are accepted and not listed.
+
+    Raises:
+        InvalidArgument: The key file cannot be used, or other machines could ask without a key.
+    """
+    keys = [*(args.api_key or ()), *_keys_in(args.api_key_file)]
+    if not all(key.strip() for key in keys):
+        raise InvalidArgument("--api-key: expected a key, found an empty text")
+    if not keys and not args.no_key_needed and not _is_loopback(args.host):
+        raise InvalidArgument(
+            f"--host {args.host} lets other machines ask, and there is no key; "
+            "give --api-key or --api-key-file, or --no-key-needed if that is meant"
+        )
+    return Settings(
+        names=tuple(dict.fromkeys([name, *(args.served_model_name or ())])),
+        also=tuple(also),
+        defaults=Defaults(
+            temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
+            max_tokens=args.max_tokens,
+            thinking=not args.no_thinking,
+        ),
+        strict_fields=args.strict_fields,
+        api_keys=tuple(keys),
+        hosts=tuple([*(args.allowed_host or ()), args.host]),
+        cors_origins=tuple(args.cors_origin or ()),
+        max_body_bytes=int(args.max_body * MIB),
+        max_connections=args.max_connections,
+        max_queue=args.queue,
+        timeout_s=args.request_timeout,
+        stall_s=args.stall_timeout,
+        drain_s=args.drain,
+        log_prompts=args.log_prompts,
+        record=args.record,
+    )
+
+
+def _keys_in(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidArgument(f"--api-key-file {path}: cannot be read: {error}") from None
+    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    if not keys:
+        raise InvalidArgument(f"--api-key-file {path}: expected a key on a line, found none")
+    return keys
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host.startswith("127.") or host in ("::1", "[::1]")
+
+
+def _number(low: float, high: float) -> Callable[[str], float]:
+    """Read a number within bounds."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high or math.isinf(value):
+            to = "" if math.isinf(high) else f" to {high:g}"
+            raise argparse.ArgumentTypeError(f"expected a number from {low:g}{to}, found {text!r}")
+        return value
+
+    return read
+
+
+def _whole(low: int) -> Callable[[str], int]:
+    """Read a whole number that is large enough."""
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value < 2**31:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {low}, found {text!r}")
+        return value
+
+    return read

@@ -1,0 +1,100 @@
+"""Finished requests kept in a file, and answered again, alone and without drafts, to compare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from flashnext.engine.engine import Engine
+from flashnext.engine.sampling import Sampling
+from flashnext.errors import InvalidArgument
+from flashnext.server.chat_request import ChatRequest
+from flashnext.server.completion_request import CompletionRequest
+from flashnext.server.fields import Unknown
+from flashnext.server.settings import Defaults
+from flashnext.text.jsontext import dumps, loads
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished request and what came of it.
+
+    Attributes:
+        id: That the log and the header `x-request-id` gave it.
+        route: Where it was sent.
+        checkpoint: Folder that it was answered with.
+        dtype: Of activations and caches.
+        context: Of the server, in tokens.
+        defaults: The server's, where the request says nothing.
+        body: What it said.
+        seeds: Of its replies.
+        token_shas: Fingerprints of its replies.
+    """
+
+    id: str
+    route: str
+    checkpoint: str
+    dtype: str
+    context: int
+    defaults: dict[str, Any]
+    body: dict[str, Any]
+    seeds: list[int]
+    token_shas: list[str]
+
+    def append_to(self, path: Path) -> None:
+        """Write it as the file's next line.
+
+        Raises:
+            OSError: The file cannot be written.
+        """
+        with path.open("a", encoding="utf-8") as file:
+            file.write(dumps(asdict(self)) + "\n")
+
+    @classmethod
+    def find(cls, path: Path, request_id: str) -> Record:
+        """Read a request from a file.
+
+        Raises:
+            InvalidArgument: The file cannot be read, or does not have it.
+        """
+        try:
+            with path.open(encoding="utf-8") as file:
+                for line in file:
+                    if request_id in line:
+                        record = cls(**loads(line))
+                        if record.id == request_id:
+                            return record
+        except OSError as error:
+            raise InvalidArgument(f"{path}: cannot be read: {error.strerror}") from None
+        except (TypeError, UnicodeDecodeError, InvalidArgument) as error:
+            raise InvalidArgument(f"{path}: not a file of recorded requests: {error}") from None
+        raise InvalidArgument(f"{path}: there is no request {request_id!r}; see the server's log for ids")
+
+    def replay(self, engine: Engine) -> Iterator[str]:
+        """Answer it again, reply by reply; gives their fingerprints."""
+        unknown, defaults = Unknown(), Defaults(**self.defaults)
+        if self.route == "/v1/chat/completions":
+            chat = ChatRequest.read(self.body, unknown)
+            for seed in self.seeds:
+                yield (
+                    engine.generate(
+                        chat.messages,
+                        sampling=_alone(chat.sampling(defaults), seed),
+                        tools=chat.template_tools,
+                        options=chat.options(defaults),
+                    )
+                    .result()
+                    .token_sha
+                )
+        else:
+            asked = CompletionRequest.read(self.body, unknown)
+            sampling = asked.sampling(defaults)
+            for i, seed in enumerate(self.seeds):
+                prompt = asked.prompts()[i // asked.n]
+                yield engine.generate(prompt, sampling=_alone(sampling, seed)).result().token_sha
+
+
+def _alone(sampling: Sampling, seed: int) -> Sampling:
+    return replace(sampling, seed=seed, draft=False)

@@ -1,0 +1,225 @@
+"""What all routes share: the engine, once it is loaded, the settings, the queue and the ids."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+
+from flashnext.engine.engine import Engine
+from flashnext.engine.request import AsyncRequest
+from flashnext.engine.sampling import choice_seed
+from flashnext.server.answering import Running
+from flashnext.server.errors import ModelLoading, ModelNotFound
+from flashnext.server.fields import Unknown
+from flashnext.server.queue import Queue
+from flashnext.server.record import Record
+from flashnext.server.settings import Settings
+from flashnext.version import VERSION
+
+_log = logging.getLogger("flashnext.server")
+
+STAGES = {"tokenizer and chat template": 5, "weights": 20}
+"""Percent of the time of loading that has passed when a stage begins."""
+
+
+class Service:
+    """The state of a server. Used by one event loop, save where said otherwise.
+
+    Attributes:
+        settings: How it behaves.
+        unknown: What is done about unknown fields.
+        stage: What is being loaded, while the engine is not there.
+        n_connections: Counts the open connections.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        now: Callable[[], float] = time.time,
+        clock_s: Callable[[], float] = time.monotonic,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(12),
+    ) -> None:
+        """Make a server that is still loading.
+
+        Args:
+            settings: How it behaves.
+            now: The time of day, in Unix seconds.
+            clock_s: A clock that never goes back.
+            new_id: Makes the random part of ids.
+        """
+        self.settings = settings
+        self.unknown = Unknown(settings.strict_fields)
+        self.stage = "starting"
+        self.n_connections: Callable[[], int] = lambda: 0
+        self.created = int(now())
+        self.now = now
+        self.clock_s = clock_s
+        self.new_id = new_id
+        self._engine: Engine | None = None
+        self._queue = Queue(1, settings.max_queue, clock_s)
+        self._fingerprint = ""
+
+    def ready(self, engine: Engine) -> None:
+        """Take the engine; it stays the caller's to close."""
+        self._queue = Queue(engine.parallel, self.settings.max_queue, self.clock_s)
+        self._fingerprint = _fingerprint(engine)
+        self._engine = engine
+
+    @property
+    def loaded(self) -> Engine | None:
+        """The engine, None while it is being loaded."""
+        return self._engine
+
+    @property
+    def engine(self) -> Engine:
+        """The engine.
+
+        Raises:
+            ModelLoading: It is not there yet.
+        """
+        if self._engine is None:
+            raise ModelLoading(f"the model is being loaded ({self.stage}); try again later", 5)
+        return self._engine
+
+    @property
+    def percent(self) -> int:
+        """How far loading has come, by its stages."""
+        return STAGES.get(self.stage, 0)
+
+    @property
+    def stalled_s(self) -> float:
+        """For how long the engine has done nothing while replies are open; 0 where none are."""
+        if self._engine is None or not self._queue.n_open:
+            return 0.0
+        return self.clock_s() - max(self._queue.busy_since_s, self._engine.last_step_s)
+
+    @property
+    def queue(self) -> Queue:
+        """The open replies."""
+        return self._queue
+
+    @property
+    def name(self) -> str:
+        """The name of the model that replies carry."""
+        return self.settings.names[0]
+
+    @property
+    def fingerprint(self) -> str:
+        """What stands for the model, its numbers and this version."""
+        return self._fingerprint
+
+    def require_model(self, name: str) -> None:
+        """Refuse a model that is not served.
+
+        Raises:
+            ModelNotFound: It is another.
+        """
+        if name not in self.settings.names + self.settings.also:
+            raise ModelNotFound("model", f"{name!r} is not served here; the model is {self.name!r}"[:500])
+
+    def begin(self, http: Request, body: Mapping[str, Any], n: int) -> Running:
+        """Take places for n replies of a request.
+
+        Args:
+            http: The request.
+            body: What it says.
+            n: How many replies it asks for.
+
+        Raises:
+            QueueFull: There are not that many.
+        """
+        detail: dict[str, Any] = http.scope.setdefault("state", {}).setdefault("detail", {})
+
+        if self.settings.log_prompts:
+            detail["body"] = body
+
+        def told(requests: Sequence[AsyncRequest], left: bool) -> None:
+            detail.update(_told(requests, left))
+            if self.settings.record is not None:
+                self._record(detail.get("id", ""), http.url.path, body, requests)
+
+        running = Running(self.settings.timeout_s, told)
+        try:
+            running.hold(self._queue.place(n))
+        except BaseException:
+            running.end()
+            raise
+        return running
+
+    def _record(
+        self, request_id: str, route: str, body: Mapping[str, Any], requests: Sequence[AsyncRequest]
+    ) -> None:
+        """Keep a request that can be replayed: one whose replies have all come to their end."""
+        last = [request.events[-1] if request.events else None for request in requests]
+        shas = [event.token_sha for event in last if event and event.finish_reason in ("stop", "length")]
+        if not requests or len(shas) < len(requests) or self.settings.record is None:
+            return
+        record = Record(
+            id=request_id,
+            route=route,
+            checkpoint=str(self.engine.loaded.checkpoint.path),
+            dtype=self.engine.loaded.dtype,
+            context=self.engine.context,
+            defaults=asdict(self.settings.defaults),
+            body=dict(body),
+            seeds=[request.seed for request in requests],
+            token_shas=[sha for sha in shas if sha],
+        )
+        try:
+            record.append_to(self.settings.record)
+        except OSError as error:
+            _log.warning("%s: the request could not be recorded: %s", self.settings.record, error.strerror)
+
+    async def choices(self, first: Callable[..., Any], n: int, seed: int | None) -> list[AsyncRequest]:
+        """Begin n replies to one prompt, each as a request with its choice's seed would begin it.
+
+        Args:
+            first: Begins a reply with a seed; None draws one.
+            n: How many.
+            seed: Of the first.
+        """
+        requests: list[AsyncRequest] = [await first(seed)]
+        base = requests[0].seed
+        try:
+            for i in range(1, n):
+                requests.append(await first(choice_seed(base, i)))
+        except BaseException:
+            for request in requests:
+                request.cancel()
+            raise
+        return requests
+
+
+def _told(requests: Sequence[AsyncRequest], left: bool) -> dict[str, Any]:
+    """Say for the log what became of replies."""
+    if not requests:
+        return {}
+    last = [request.events[-1] if request.events else None for request in requests]
+    out: dict[str, Any] = {
+        "prompt_tokens": len(requests[0].prompt_ids),
+        "reply_tokens": [sum(len(e.token_ids) for e in request.events) for request in requests],
+        "seed": [request.seed for request in requests],
+        "finish": ["client left" if left else (event and event.finish_reason) or "failed" for event in last],
+        "token_sha": [event and event.token_sha for event in last],
+    }
+    return {
+        key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in out.items()
+    }
+
+
+def _fingerprint(engine: Engine) -> str:
+    """Hash what decides the bits of replies: version, device, dtype, checkpoint files by name and size."""
+    loaded = engine.loaded
+    digest = hashlib.sha256(f"{VERSION} {loaded.device.name} {loaded.dtype} {engine.context}".encode())
+    for path in loaded.checkpoint.files:
+        digest.update(f"{path.name} {path.stat().st_size}".encode("utf-8", "surrogateescape"))
+    digest.update(repr(loaded.checkpoint.config).encode())
+    return f"fp_{digest.hexdigest()[:16]}"

@@ -1,0 +1,65 @@
+"""What a server is told by its command line, its environment and its configuration file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What the server uses where a request says nothing; None leaves it to the checkpoint.
+
+    Attributes:
+        max_tokens: Cap of a reply; None for what the context leaves.
+        thinking: Whether chats think where they do not say.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_tokens: int | None = None
+    thinking: bool = True
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a server behaves.
+
+    Attributes:
+        names: Names of the model that are listed; the first is the one that replies carry.
+        also: Names that are accepted too.
+        defaults: Where requests say nothing.
+        strict_fields: Refuse unknown fields.
+        api_keys: Any of them opens; empty for a server that is open to all.
+        hosts: Names, beside addresses and localhost, under which it may be asked.
+        cors_origins: Origins of web pages that may ask; "*" for all.
+        max_body_bytes: Longest body that is read.
+        max_connections: Connections that may be open.
+        max_queue: Requests that may wait, beside those that are answered at once.
+        timeout_s: Longest time that a reply may take; 0 for any.
+        stall_s: Without a step of the engine for this long while requests are open, it counts as wedged.
+        drain_s: How long open replies may go on once the server is told to end.
+        keepalive_s: A stream sends a comment whenever the client has seen nothing for this long.
+        log_prompts: Log what requests say.
+        record: File to which finished requests are appended, so that they can be replayed.
+    """
+
+    names: tuple[str, ...]
+    also: tuple[str, ...] = ("flashnext",)
+    defaults: Defaults = field(default_factory=Defaults)
+    strict_fields: bool = False
+    api_keys: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 64 * MIB
+    max_connections: int = 4096
+    max_queue: int = 256
+    timeout_s: float = 0.0
+    stall_s: float = 120.0
+    drain_s: float = 10.0
+    keepalive_s: float = 5.0
+    log_prompts: bool = False
+    record: Path | None = None

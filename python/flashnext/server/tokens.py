@@ -1,0 +1,121 @@
+"""The routes that count: tokenize, detokenize, tokenizer_info."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from flashnext.server.body import read_object
+from flashnext.server.drawing import invalid
+from flashnext.server.fields import DETOKENIZE, TOKENIZE, Table, honoured_fields
+from flashnext.server.service import Service
+from flashnext.text.messages import InvalidField
+from flashnext.text.template import TemplateOptions
+
+
+class Tokenize(BaseModel):
+    """What POST /tokenize accepts."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
+    chat_template_kwargs: dict[str, Any] = {}
+    return_token_strs: bool = False
+
+
+class Detokenize(BaseModel):
+    """What POST /detokenize accepts."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    tokens: list[int]
+
+
+async def tokenize(service: Service, http: Request) -> Response:
+    """POST /tokenize: the tokens of a text, or exactly those of a chat's prompt, tools included."""
+    fields = await _fields(service, http, TOKENIZE)
+    if fields is None:
+        return Response(status_code=499)
+    try:
+        asked = Tokenize.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(error) from None
+    _require_model(service, asked.model)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidField("prompt", "give either prompt or messages")
+    engine = service.engine
+    if asked.messages is not None:
+        options = TemplateOptions.from_mapping(asked.chat_template_kwargs)
+        rendered = await asyncio.to_thread(
+            engine.template.render, asked.messages, asked.tools or None, options
+        )
+        ids = rendered.token_ids
+    else:
+        ids = await asyncio.to_thread(engine.tokenizer.encode, asked.prompt or "")
+    out: dict[str, Any] = {"count": len(ids), "max_model_len": engine.context, "tokens": ids}
+    if asked.return_token_strs:
+        out["token_strs"] = [engine.tokenizer.decode([token_id]) for token_id in ids]
+    return JSONResponse(out)
+
+
+async def detokenize(service: Service, http: Request) -> Response:
+    """POST /detokenize: the text of token ids."""
+    fields = await _fields(service, http, DETOKENIZE)
+    if fields is None:
+        return Response(status_code=499)
+    try:
+        asked = Detokenize.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(error) from None
+    _require_model(service, asked.model)
+    tokenizer = service.engine.tokenizer
+    for i, token_id in enumerate(asked.tokens):
+        if not 0 <= token_id < tokenizer.n_tokens:
+            raise InvalidField(
+                f"tokens[{i}]",
+                f"expected a token id from 0 to {tokenizer.n_tokens - 1}, found {token_id}"[:200],
+            )
+    return JSONResponse({"prompt": tokenizer.decode(asked.tokens)})
+
+
+async def tokenizer_info(service: Service, http: Request) -> Response:
+    """GET /tokenizer_info: what a client needs to count with the server's tokenizer."""
+    engine = service.engine
+    stop_ids = engine.loaded.checkpoint.stop_tokens
+    spelled = [engine.tokenizer.control_spelling(token_id) for token_id in stop_ids]
+    return JSONResponse(
+        {
+            "tokenizer_class": "byte-level BPE",
+            "n_tokens": engine.tokenizer.n_tokens,
+            "model_max_length": engine.context,
+            "bos_token": None,
+            "eos_token": spelled[0] if spelled else None,
+            "pad_token": None,
+            "add_bos_token": False,
+            "eos_token_ids": list(stop_ids),
+            "control_tokens": engine.tokenizer.control_ids,
+            "chat_template": engine.template.source,
+        }
+    )
+
+
+async def _fields(service: Service, http: Request, table: Table) -> dict[str, Any] | None:
+    """Read a body's honoured fields; None where the client left."""
+    try:
+        body = await read_object(http, service.settings.max_body_bytes)
+    except ClientDisconnect:
+        return None
+    return honoured_fields(body, table, service.unknown)
+
+
+def _require_model(service: Service, name: str | None) -> None:
+    if name is not None:
+        service.require_model(name)

@@ -1,0 +1,95 @@
+"""docs/api.md has every field of every route, as the server treats it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from flashnext.server.chat_request import ChatRequest
+from flashnext.server.completion_request import CompletionRequest
+from flashnext.server.errors import TABLE
+from flashnext.server.fields import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE, Table
+from flashnext.server.tokens import Detokenize, Tokenize
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_params
+from support.serving import ServerProcess
+
+DOCS = Path(__file__).parents[2] / "docs"
+API = (DOCS / "api.md").read_text(encoding="utf-8")
+ROUTES: dict[str, Table] = {
+    "/v1/chat/completions": CHAT,
+    "/v1/completions": COMPLETIONS,
+    "/tokenize": TOKENIZE,
+    "/detokenize": DETOKENIZE,
+}
+REFUSED = [
+    (route, name, rule.neutral)
+    for route, table in ROUTES.items()
+    for name, rule in table.items()
+    if rule.kind == "refused"
+]
+HARMLESS = [
+    (r, name) for r, table in ROUTES.items() for name, rule in table.items() if rule.kind == "harmless"
+]
+MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"model": "tiny-6bit", "messages": MESSAGES, "max_tokens": 1},
+    "/v1/completions": {"model": "tiny-6bit", "prompt": "a", "max_tokens": 1},
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [1]},
+}
+
+
+def rows_of(heading: str) -> dict[str, str]:
+    """The table under a heading: each field's name and what happens to it."""
+    section = API.split(f"### POST {heading}\n")[1].split("\n#")[0]
+    return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_documented_fields_are_those_of_the_table(route: str) -> None:
+    assert rows_of(route) == {name: rule.kind for name, rule in ROUTES[route].items()}
+
+
+def test_a_field_is_honoured_where_the_request_has_it_and_only_there() -> None:
+    for table, model in (
+        (CHAT, ChatRequest), (COMPLETIONS, CompletionRequest), (TOKENIZE, Tokenize), (DETOKENIZE, Detokenize)
+    ):  # fmt: skip
+        assert set(model.model_fields) == {name for name, rule in table.items() if rule.kind == "honoured"}
+
+
+def test_every_field_that_the_openai_package_sends_is_in_a_table() -> None:
+    for params, table in ((chat_params, CHAT), (completion_create_params, COMPLETIONS)):
+        assert set(params.CompletionCreateParamsBase.__annotations__) | {"stream"} <= set(table)
+
+
+@pytest.mark.parametrize(("route", "name", "neutral"), REFUSED, ids=[f"{r} {n}" for r, n, _ in REFUSED])
+def test_a_refused_field_is_named_and_its_neutral_values_are_served(
+    route: str, name: str, neutral: tuple[Any, ...], server: ServerProcess
+) -> None:
+    url = server.url.removesuffix("/v1") + route
+    for value in ("something", {"a": 1}, [1], 7, False):
+        error = httpx.post(url, json={**BODIES[route], name: value}, timeout=60)
+        assert error.status_code == 400
+        assert error.json()["error"]["param"] == name
+    for value in (*neutral, None):
+        assert httpx.post(url, json={**BODIES[route], name: value}, timeout=60).status_code == 200
+
+
+@pytest.mark.parametrize(("route", "name"), HARMLESS)
+def test_a_harmless_field_is_taken_whatever_it_says(route: str, name: str, server: ServerProcess) -> None:
+    url = server.url.removesuffix("/v1") + route
+    for value in (False, "x", {"a": [1]}):
+        assert httpx.post(url, json={**BODIES[route], name: value}, timeout=60).status_code == 200
+
+
+def test_every_status_and_code_of_errors_is_documented() -> None:
+    table = API.split("## Errors")[1]
+    for _, status, error_type, code in TABLE:
+        lines = [
+            line for line in table.splitlines() if line.startswith(f"| {status} ") and error_type in line
+        ]
+        assert any(code is None or f"`{code}`" in line for line in lines), (status, code)
