@@ -129,7 +129,6 @@ STRUCTS: dict[str, Void] = {
     "DrawParams": _struct(**_many(_U32, "vocab", "n_valid", "count")),
     "BlockMax": _struct(**_many(_F32, "value", "logit"), numbers=_I32, changed=_U32),
     "BlockPart": _struct(**_many(_F32, "sum", "value"), id=_I32),
-    "ArgmaxParams": _struct(**_many(_U32, "vocab", "n_valid")),
 }
 
 

@@ -1,4 +1,4 @@
-"""embed, copy_rows, argmax: rows on their way into the model and out of it."""
+"""embed, copy_rows: rows on their way into the model and out of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from flashnext.contract.family import Data, Expected, Family, Shape, register
 from flashnext.contract.faults import Fault
 from flashnext.contract.launch import Builder, Frame, Launch
 from flashnext.contract.matrices import FORMATS, Matrix
-from flashnext.contract.scalars import F32, Scalar
+from flashnext.contract.scalars import Scalar
 from flashnext.contract.structs import STRUCTS, counts, struct
 
 SPARE = 2
@@ -132,61 +132,5 @@ class CopyRows(Family):
             if shape["rows"] > 1
             else Fault(
                 "wrong axis: values backwards", "sums", lambda d: {"source": d["source"][:, ::-1] + 1}
-            ),
-        )
-
-
-@register
-class Argmax(Family):
-    """The lowest id of the largest of the first n_valid logits."""
-
-    name = "argmax"
-    types = ()
-    envelope = "1 <= n_valid <= vocab"
-    nonfinite = "NaN never wins; all NaN gives id 0; infinities are numbers"
-    order = "no sums; ties to the lower id"
-    launch_record = "0 counts, 1 logits float[L, vocab], 2 out int32[L]; grid (L); after the head"
-    per_unit = ("logits",)
-    shapes = tuple(
-        {"rows": r, "vocab": v, "valid": n}
-        for r, v, n in ((1, 1, 1), (5, 7, 5), (9, 64, 64), (3, 1025, 1024), (2, 248320, 248077))
-    )
-
-    def units(self, shape: Shape) -> int:
-        return int(shape["rows"])
-
-    def draw(self, shape: Shape, scalar: Scalar, rng: np.random.Generator) -> Data:
-        # Few distinct values, so that ties are the rule; the last row is all NaN below n_valid.
-        logits = rng.integers(-4, 5, (shape["rows"], shape["vocab"])).astype(np.float64)
-        logits[:, shape["valid"] :] = 100
-        if shape["rows"] > 2:
-            logits[-1, : shape["valid"]] = np.nan
-            logits[-2, 0] = np.nan
-        return {"logits": logits}
-
-    def launch(self, shape: Shape, scalar: Scalar, data: Data, pick: Sequence[int], frame: Frame) -> Launch:
-        b = Builder(frame, self.kernel(None))
-        b.put("counts", counts(logits=len(pick)))
-        b.put("logits", F32.encode(data["logits"][list(pick)]))
-        b.room("out", (len(pick) + SPARE) * 4)
-        b.rows("out", "out", pick, np.int32, (1,))
-        params = struct("ArgmaxParams", vocab=shape["vocab"], n_valid=data.get("valid", shape["valid"]))
-        return b.done((len(pick) + SPARE,), params)
-
-    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
-        best = []
-        for row in data["logits"][:, : shape["valid"]]:
-            numbers = np.flatnonzero(~np.isnan(row))
-            best.append(numbers[row[numbers].argmax()] if numbers.size else 0)
-        return {"out": list(np.array(best, np.int32)[:, None])}
-
-    def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
-        if shape["vocab"] == shape["valid"]:
-            return ()
-        return (
-            Fault(
-                "dropped tail: ids beyond the valid ones are read",
-                "sums",
-                lambda d: {"valid": shape["vocab"]},
             ),
         )
