@@ -142,23 +142,27 @@ class Session:
         Raises:
             RuntimeError: llama.cpp refused the batch.
         """
-        self._run(rows, want == "all")
+        self._run(rows, range(len(rows)) if want == "all" else [len(rows) - 1])
         return np.stack(
             [self._logits(i).copy() for i in (range(len(rows)) if want == "all" else [len(rows) - 1])]
         )
 
     def decode_greedy(self, rows: Sequence[Row]) -> int:
         """Run at most MAX_BATCH rows and return the best token after the last one."""
-        self._run(rows, all_logits=False)
-        return int(self._logits(len(rows) - 1).argmax())
+        return self.decode_greedy_each(rows, [len(rows) - 1])[0]
 
-    def _run(self, rows: Sequence[Row], all_logits: bool) -> None:
-        b = self.batch
+    def decode_greedy_each(self, rows: Sequence[Row], want: Sequence[int]) -> list[int]:
+        """Run at most MAX_BATCH rows and return the best token after each of the wanted ones, in order."""
+        self._run(rows, want)
+        return [int(self._logits(i).argmax()) for i in want]
+
+    def _run(self, rows: Sequence[Row], want: Sequence[int]) -> None:
+        b, wanted = self.batch, frozenset(want)
         b.n_tokens = len(rows)
         for i, (token, position, sequence) in enumerate(rows):
             b.token[i], b.pos[i], b.n_seq_id[i] = token, position, 1
             b.seq_id[i][0] = sequence
-            b.logits[i] = all_logits or i == len(rows) - 1
+            b.logits[i] = i in wanted
         if status := lib.llama_decode(self.context, b):
             raise RuntimeError(f"llama_decode returned {status} for {len(rows)} rows")
 

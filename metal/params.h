@@ -12,11 +12,14 @@
 
 namespace flashnext {
 
-constexpr int kPageTokens = 64;      // tokens a page holds
-constexpr int kAttentionSpan = 512;  // absolute positions a partial softmax covers
-constexpr int kSamplerBlock = 1024;  // token ids a partial sum or maximum of the vocabulary covers
-constexpr int kMaxWindow = 16;       // rows of a window: the pending token and its drafts
-constexpr int kMaxTop = 20;          // likeliest ids that log-probabilities list
+constexpr int kPageTokens = 64;                 // tokens a page holds
+constexpr int kAttentionSpan = 512;             // absolute positions a partial softmax covers
+constexpr int kSamplerBlock = 1024;             // token ids a partial sum or maximum of the vocabulary covers
+constexpr int kMaxWindow = 16;                  // rows of a window: the pending token and its drafts
+constexpr int kMaxDrawn = 252 * kSamplerBlock;  // largest n_valid that tokens are drawn from
+constexpr int kMaxTop = 20;                     // likeliest ids that log-probabilities list
+constexpr int kLeastCopy = 3;   // tokens that must agree before what followed them is copied as drafts
+constexpr int kMostMatch = 16;  // of them, beyond which more do not count
 
 // How many rows, sequences, logit rows and streams of rows (R*S) the pass really has; grids are upper bounds.
 // Index with CountIndex.
@@ -71,6 +74,8 @@ struct ReplyState {
   int32_t n_kept;      // rows in the other one that the next pass settles
   int32_t n_drafts;    // behind the pending token, in text
   int32_t ended;       // rounds leave it alone
+  int32_t has_head;    // the draft head has absorbed all rows but the last
+  int32_t copied;      // its drafts are copies of its own text, not the draft head's
   int32_t pad;
 };
 struct BiasEntry {
@@ -290,13 +295,132 @@ struct CopyRowsParams {
   uint32_t count;  // CountIndex
 };
 
-// draft_rows: 0 counts in, of the next step; 1 best in int32[L], 2 logit rows in int32[L], 3 rows in Row[R],
-// of the step before; 4 rows out Row[L], 5 sequences io Sequence[L], 6 sources out int32[L]. Grid (L). Row i
-// of the next step holds the token that sequence i drafted, one position on, and goes on from the streams of
-// the row that drafted it.
-struct DraftRowsParams {
-  uint32_t count;  // CountIndex of L
+// One sequence's part of a round: the host fills the first half of it, round_rows the second. For the last
+// chunk of a prompt the host fills all: its last row is a window of one row that is settled already.
+struct Window {
+  uint64_t reply;        // address of its ReplyState
+  int32_t most_rows;     // the pending token and as many drafts as there are, but no more rows than this
+  int32_t most_drafts;   // that the draft head makes for the round after
+  int32_t is_window;     // 0: the last row of a prompt
+  int32_t first_row;     // of the pass
+  int32_t n_rows;        // 0: the reply has ended
+  int32_t first_logits;  // row of the logits that its first row has
+  int32_t start;         // position of its first row
+  int32_t most_copied;   // drafts that are copied from its own text instead, where there are any
 };
+
+// What a window came to.
+struct Landed {
+  int32_t n_tokens;  // drawn and kept; the rows kept are as many
+  int32_t length;    // positions committed after it
+  int32_t parity;    // ReplyState, after it
+  int32_t ended;
+  int32_t n_verified, n_accepted;  // drafts
+  int32_t copied;                  // they were copies
+  int32_t first_logits;            // row of the logits that the first token was drawn from
+  int32_t n_head, n_copied;        // drafts that were made behind it, by the head or as copies
+  int32_t tokens[kMaxWindow];      // -1: all logits were NaN
+};
+
+// round_rows: 0 windows io Window[n_windows], 1 counts out Counts, 2 sequences out Sequence[n_windows], 3
+// rows out Row[R], 4 logit rows out int32[R], 5 draws out DrawRow[R]. Grid (1). Packs the windows of the
+// replies that have not ended, each its pending token and its drafts; every row wants logits.
+struct RoundRowsParams {
+  uint32_t n_windows;
+};
+
+// verdict: 0 windows in Window[n_windows], 1 drawn in int32[L], 2 landed out Landed[n_windows], 3 replies out
+// uint64[n_windows], 4 limits out int32[n_windows], 5 counts out Counts: of copy_drafts. Grid (1). Keeps the
+// drafts that are what was drawn and one token more, and moves the replies on.
+struct VerdictParams {
+  uint32_t n_windows;
+  uint32_t n_valid;  // ids that counts are kept of
+};
+
+// absorb_rows: 0 windows in Window[n_windows], 1 landed io Landed[n_windows], 2 n_copied in int32[n_windows],
+// empty where nothing was; for the draft head, empty without one: 3 counts out Counts[n_steps], 4 sequences
+// out Sequence[n_windows], 5 rows out Row[R], 6 sources out int32[R], 7 logit rows out int32[n_windows], 8
+// draws out DrawRow[n_windows], 9 replies out uint64[n_windows], 10 last rows out int32[n_windows]. Grid (1).
+// Gives the replies their copied drafts, and packs the rows that the head absorbs. Its sequences stand by how
+// many tokens they draft, descending, then in order, so that those of a step are the first ones of the step
+// before; those with copies draft none.
+struct AbsorbRowsParams {
+  uint32_t n_windows;
+  uint32_t n_steps;   // of the draft head
+  uint32_t hc_count;  // streams of a row
+};
+
+// keep_streams_T: 0 counts in, 1 replies in uint64[L], 2 last rows in int32[L], 3 streams in T[R, W]. Grid
+// (sequences). The streams of the last row of each go to its recurrent block.
+struct KeepStreamsParams {
+  uint32_t width;
+  uint32_t state_offset;  // bytes into the recurrent block
+};
+
+// draft_rows: of a step of the draft head: 0 counts in, 1 drafted in int32[L], 2 logit rows in int32[L], 3
+// rows in Row[R], 4 sequences in Sequence[L], 5 draws in DrawRow[L], 6 replies in uint64[L]; of the next one,
+// empty behind the last: 7 counts in, 8 rows out Row[L], 9 sequences out Sequence[L], 10 sources out
+// int32[L], 11 draws out DrawRow[L]. Grid (L). Adds what a sequence drafted to its text; its row of the next
+// step holds that token, one position on, and goes on from the streams of the row that drafted it.
+
+// copy_drafts: 0 counts in, 1 replies in uint64[L] (addresses of ReplyState), 2 limits in int32[L], 3
+// n_copied out int32[L]; L sequences. Grid (L). Drafts from the reply's own text, whose last token is the
+// pending one, text[length]: of the earlier places e where text[e - j] = text[length - j] for all j < m,
+// those of the largest m (most_match at most, least_match at least), and of them the latest. text[length + 1
+// + j] = text[e
+// + 1 + j] for j < min(limit, kMaxWindow - 1), in that order, so that a copy from close by runs on into what
+// it has written. No such place, a reply that has ended, or one with known text behind the pending token:
+// nothing is written, n_copied is 0. Work: 3 comparisons an earlier position, and most_match more where those
+// agree.
+struct CopyDraftsParams {
+  int32_t least_match;  // >= 2; kLeastCopy
+  int32_t most_match;   // >= least_match; kMostMatch
+};
+
+// The sampler: what tokens a pass draws, equal to `draw` and `logprobs` of cpp/rounds/sampler.h for every
+// bit. L rows of logits, one a DrawRow; B = ceil(n_valid / kSamplerBlock) blocks of ids. A value is a logit
+// after bias and penalties; its distance is (value - the row's largest value) / temperature, 0 for the
+// largest. Recorded in this order with barriers between (cpp/kernels/sampler.h). Rows are drawn in any
+// mixture.
+struct DrawParams {
+  uint32_t vocab;    // row stride
+  uint32_t n_valid;  // ids at or beyond are never drawn
+  uint32_t count;    // CountIndex of L
+};
+
+// draw_max: 0 counts in, 1 draws in DrawRow[L], 2 logits in float[L, vocab], 3 maxima out BlockMax[L, B].
+// Grid (ceil(n_valid / tile), L).
+struct BlockMax {
+  float value;       // largest of the block; -inf where all are NaN
+  float logit;       // largest logit
+  int32_t numbers;   // ids that are not NaN
+  uint32_t changed;  // bit g: bias or penalties apply to an id of the block's 32 from 32 g on
+};
+
+// draw_blocks: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 parts out BlockPart[L, B]. Grid
+// (ceil(n_valid / tile), L). Of rows whose temperature is not 0 and whose top_k does not cut; else 0 and id
+// -1.
+struct BlockPart {
+  float sum;    // of e^distance by ascending id where top_p is below 1, else 0
+  float value;  // the largest distance plus noise of the ids that min_p keeps, if it is not below that of
+                // the row's largest value; else 0
+  int32_t id;   // its id, the lower one of equals; else -1
+};
+
+// draw_pick: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 parts in, 5 out int32[L]: the token, -1
+// where all logits are NaN. Grid (L).
+
+// logprob_sums: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 sums out float[L, B]. Grid (ceil(n_valid
+// / tile), L). Sum of e^(logit - the row's largest) by ascending id; 0 where the reply asks for no
+// log-probabilities.
+
+// token_logprobs: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 sums in, 5 tokens in int32[L], 6
+// chosen out float[L], 7 top ids out int32[L, kMaxTop], 8 top values out float[L, kMaxTop]. Grid (L). Under
+// the unmodified logits, likeliest first, then the lower id; NaN and id -1 for what was not asked for, and
+// all NaN where the largest logit is infinite.
+
+// logits_hash: 0 counts in, 1 logits in, 2 out uint64[L]. Grid (L). The sum over ids below n_valid of
+// splitmix64(id * 2^32 + bits of the logit), modulo 2^64.
 
 // argmax: 0 counts in, 1 logits in float[L, vocab], 2 out int32[L]. Grid (L). Ties go to the lower id; NaN
 // never wins.

@@ -170,7 +170,9 @@ void bind_model(nb::module_& m) {
       .def_ro("prompt_equals_window", &Limits::prompt_equals_window);
   nb::class_<Device>(m, "Device", "A device that models run on; opened once and handed down.")
       .def_prop_ro("name", &Device::name)
-      .def_prop_ro("limits", &Device::limits, nb::rv_policy::reference_internal);
+      .def_prop_ro("limits", &Device::limits, nb::rv_policy::reference_internal)
+      .def_prop_ro("busy_ns", &Device::busy_ns,
+                   "Nanoseconds in which the device ran work since it was opened; waits are not in it.");
   m.def("open_device", &open_device, "kind"_a = "cpu", "threads"_a = 0, "path"_a = "", "shuffle_seed"_a = 0,
         "Open a device. path: '' for the best instruction path, or one of instruction_paths().");
   m.def("instruction_paths", &cpu::available_paths, "Instruction paths this processor can run, best first.");
@@ -207,17 +209,18 @@ void bind_sessions(nb::module_& m) {
       .def_prop_ro("allocated_bytes", &PagePool::allocated_bytes);
 
   nb::class_<Session>(m, "Session", "What one sequence owns on the device.")
-      .def(
-          "__init__",
-          [](Session* self, const std::shared_ptr<Model>& model, std::shared_ptr<PagePool> pool) {
-            new (self) Session(model, std::move(pool));
-          },
-          "model"_a, "pool"_a)
+      .def(nb::new_([](const std::shared_ptr<Model>& model, std::shared_ptr<PagePool> pool) {
+             return std::make_shared<Session>(model, std::move(pool));
+           }),
+           "model"_a, "pool"_a)
       .def_prop_ro("length", &Session::length, "Committed positions.")
       .def_prop_ro("head_length", &Session::head_length, "Positions the draft head has absorbed.")
       .def_prop_ro("n_pages", &Session::n_pages)
       .def_prop_ro("size_bytes", &Session::size_bytes)
       .def("keep", &Session::keep, "n"_a, "Commit the first n rows of the last window.")
+      .def("fork", &Session::fork,
+           "A session with the same committed positions, which shares all pages but the last; between prompt "
+           "passes only.")
       .def("close", &Session::close, "Give pages and memory back; idempotent.");
 
   nb::class_<Sampling>(m, "Sampling", "How tokens are drawn; see cpp/rounds/sampler.h.")
@@ -246,7 +249,8 @@ void bind_runner(nb::module_& m) {
           "Its log-probability, where the sampling asks for it.")
       .def_prop_ro(
           "top", [](const Drawn& d) { return d.logprobs.top; },
-          "[(id, log-probability), ...] of the likeliest ids.");
+          "[(id, log-probability), ...] of the likeliest ids.")
+      .def_ro("logits_hash", &Drawn::logits_hash, "Of the row it was drawn from, where hashes are kept.");
   nb::class_<BoundRunner>(m, "Runner", "Runs prompt chunks and rounds over the sessions of one model.")
       .def(
           "__init__",
@@ -256,9 +260,12 @@ void bind_runner(nb::module_& m) {
           "model"_a, "n_valid"_a = 0)
       .def_prop_ro("max_chunk", [](const BoundRunner& r) { return r.runner.max_chunk(); })
       .def(
+          "keep_hashes", [](BoundRunner& r, bool keep) { r.runner.keep_hashes(keep); }, "keep"_a,
+          "Tests: whether tokens carry a hash of the logits that they were drawn from.")
+      .def(
           "prompt",
-          [](BoundRunner& r, Session& session, const Tokens& tokens, bool last, const Sampling& sampling,
-             int n_drafts) {
+          [](BoundRunner& r, const SessionRef& session, const Tokens& tokens, bool last,
+             const Sampling& sampling, int n_drafts) {
             const nb::gil_scoped_release release;
             return r.runner.prompt(session, span_of(tokens), last, sampling, n_drafts);
           },
@@ -266,7 +273,7 @@ void bind_runner(nb::module_& m) {
           "Read one prompt chunk; with last, draw the first reply token and up to n_drafts drafts.")
       .def(
           "round",
-          [](BoundRunner& r, const std::vector<Session*>& sessions, std::vector<int> n_drafts) {
+          [](BoundRunner& r, const std::vector<SessionRef>& sessions, std::vector<int> n_drafts) {
             const nb::gil_scoped_release release;
             if (n_drafts.empty()) n_drafts.resize(sessions.size());
             return r.runner.round(sessions, n_drafts);
@@ -275,16 +282,12 @@ void bind_runner(nb::module_& m) {
           "Feed each session's pending token and drafts; return what was drawn, one token or more each. "
           "n_drafts: most drafts of each one's next round, by default none.")
       .def(
-          "drafts",
-          [](const BoundRunner& r, const Session& session) {
-            const std::span<const int32_t> d = r.runner.drafts(session);
-            return std::vector<int32_t>(d.begin(), d.end());
-          },
+          "drafts", [](const BoundRunner& r, Session& session) { return r.runner.drafts(session); },
           "session"_a, "The drafts that the session's next round verifies.")
       .def(
           "draft_counts",
           [](const BoundRunner& r, const Session& session) {
-            const DraftCounts& c = r.runner.draft_counts(session);
+            const DraftCounts c = r.runner.draft_counts(session);
             return std::pair(c.proposed, c.accepted);
           },
           "session"_a, "Drafts of the reply so far: (verified, kept).")
@@ -327,5 +330,6 @@ NB_MODULE(_core, m) {
   flashnext::bind_model(m);
   flashnext::bind_sessions(m);
   flashnext::bind_runner(m);
+  flashnext::bind_driver(m);
   flashnext::bind_testing(m);
 }

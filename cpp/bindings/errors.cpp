@@ -1,5 +1,9 @@
 #include "bindings/errors.h"
 
+#include <string>
+#include <utility>
+
+#include <nanobind/stl/string.h>
 #include "base/error.h"
 
 namespace nb = nanobind;
@@ -13,6 +17,21 @@ struct Types {
 };
 Types* types = nullptr;
 
+// The Python class and the text of an error of ours; others are thrown on.
+std::pair<PyObject*, std::string> translated(const std::exception_ptr& p) {
+  try {
+    std::rethrow_exception(p);
+  } catch (const OutOfPages& e) {
+    return {types->pages.ptr(), e.what()};
+  } catch (const OutOfMemory& e) {
+    return {types->memory.ptr(), e.what()};
+  } catch (const InvalidArgument& e) {
+    return {types->invalid.ptr(), e.what()};
+  } catch (const Error& e) {
+    return {types->device.ptr(), e.what()};
+  }
+}
+
 }  // namespace
 
 void bind_errors(nb::module_& m) {
@@ -24,18 +43,20 @@ void bind_errors(nb::module_& m) {
   };
   types = new Types{take("InvalidArgument"), take("OutOfMemory"), take("OutOfPages"), take("DeviceError")};
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
-    try {
-      std::rethrow_exception(p);
-    } catch (const OutOfPages& e) {
-      PyErr_SetString(types->pages.ptr(), e.what());
-    } catch (const OutOfMemory& e) {
-      PyErr_SetString(types->memory.ptr(), e.what());
-    } catch (const InvalidArgument& e) {
-      PyErr_SetString(types->invalid.ptr(), e.what());
-    } catch (const Error& e) {
-      PyErr_SetString(types->device.ptr(), e.what());
-    }
+    if (const auto [type, what] = translated(p); type) PyErr_SetString(type, what.c_str());
   });
+}
+
+nb::object python_error(const std::exception_ptr& error) {
+  if (!error) return nb::none();
+  try {
+    const auto [type, what] = translated(error);
+    return nb::handle(type ? type : types->device.ptr())(what);
+  } catch (const nb::python_error&) {
+    throw;
+  } catch (const std::exception& e) {  // none of ours: the system gave no memory
+    return types->memory(e.what());
+  }
 }
 
 }  // namespace flashnext

@@ -16,10 +16,11 @@
 #endif
 
 #include "base/error.h"
+#include "base/exact_math.h"
 #include "bindings/errors.h"
+#include "bindings/testing.h"
 #include "device/device.h"
 #include "metal/params.h"
-#include "rounds/exact_math.h"
 #include "rounds/sampler.h"
 
 namespace nb = nanobind;
@@ -217,7 +218,53 @@ std::map<std::string, Layout> params_layout() {
          FIELD(ExpertDownParams, scales_stride)}}},
       {"CopyRowsParams",
        {sizeof(CopyRowsParams), {FIELD(CopyRowsParams, width), FIELD(CopyRowsParams, count)}}},
-      {"DraftRowsParams", {sizeof(DraftRowsParams), {FIELD(DraftRowsParams, count)}}},
+      {"ReplyState",
+       {sizeof(ReplyState),
+        {FIELD(ReplyState, page_table), FIELD(ReplyState, state),      FIELD(ReplyState, unsettled),
+         FIELD(ReplyState, text),       FIELD(ReplyState, counts),     FIELD(ReplyState, bias),
+         FIELD(ReplyState, stops),      FIELD(ReplyState, seed),       FIELD(ReplyState, temperature),
+         FIELD(ReplyState, top_p),      FIELD(ReplyState, min_p),      FIELD(ReplyState, presence),
+         FIELD(ReplyState, frequency),  FIELD(ReplyState, repetition), FIELD(ReplyState, top_k),
+         FIELD(ReplyState, n_bias),     FIELD(ReplyState, n_stops),    FIELD(ReplyState, n_logprobs),
+         FIELD(ReplyState, end),        FIELD(ReplyState, known),      FIELD(ReplyState, length),
+         FIELD(ReplyState, parity),     FIELD(ReplyState, n_kept),     FIELD(ReplyState, n_drafts),
+         FIELD(ReplyState, ended),      FIELD(ReplyState, has_head),   FIELD(ReplyState, copied)}}},
+      {"DrawRow",
+       {sizeof(DrawRow), {FIELD(DrawRow, reply), FIELD(DrawRow, position), FIELD(DrawRow, n_counted)}}},
+      {"Window",
+       {sizeof(Window),
+        {FIELD(Window, reply), FIELD(Window, most_rows), FIELD(Window, most_drafts), FIELD(Window, is_window),
+         FIELD(Window, first_row), FIELD(Window, n_rows), FIELD(Window, first_logits), FIELD(Window, start),
+         FIELD(Window, most_copied)}}},
+      {"Landed",
+       {sizeof(Landed),
+        {FIELD(Landed, n_tokens), FIELD(Landed, length), FIELD(Landed, parity), FIELD(Landed, ended),
+         FIELD(Landed, n_verified), FIELD(Landed, n_accepted), FIELD(Landed, copied),
+         FIELD(Landed, first_logits), FIELD(Landed, n_head), FIELD(Landed, n_copied),
+         FIELD(Landed, tokens)}}},
+      {"RoundRowsParams", {sizeof(RoundRowsParams), {FIELD(RoundRowsParams, n_windows)}}},
+      {"VerdictParams",
+       {sizeof(VerdictParams), {FIELD(VerdictParams, n_windows), FIELD(VerdictParams, n_valid)}}},
+      {"AbsorbRowsParams",
+       {sizeof(AbsorbRowsParams),
+        {FIELD(AbsorbRowsParams, n_windows), FIELD(AbsorbRowsParams, n_steps),
+         FIELD(AbsorbRowsParams, hc_count)}}},
+      {"KeepStreamsParams",
+       {sizeof(KeepStreamsParams),
+        {FIELD(KeepStreamsParams, width), FIELD(KeepStreamsParams, state_offset)}}},
+      {"CopyDraftsParams",
+       {sizeof(CopyDraftsParams),
+        {FIELD(CopyDraftsParams, least_match), FIELD(CopyDraftsParams, most_match)}}},
+      {"BiasEntry", {sizeof(BiasEntry), {FIELD(BiasEntry, id), FIELD(BiasEntry, value)}}},
+      {"DrawParams",
+       {sizeof(DrawParams),
+        {FIELD(DrawParams, vocab), FIELD(DrawParams, n_valid), FIELD(DrawParams, count)}}},
+      {"BlockMax",
+       {sizeof(BlockMax),
+        {FIELD(BlockMax, value), FIELD(BlockMax, logit), FIELD(BlockMax, numbers),
+         FIELD(BlockMax, changed)}}},
+      {"BlockPart",
+       {sizeof(BlockPart), {FIELD(BlockPart, sum), FIELD(BlockPart, value), FIELD(BlockPart, id)}}},
       {"ArgmaxParams", {sizeof(ArgmaxParams), {FIELD(ArgmaxParams, vocab), FIELD(ArgmaxParams, n_valid)}}},
   };
 }
@@ -265,6 +312,8 @@ void bind_testing(nb::module_& parent) {
   m.def("choice_seed", &choice_seed, "seed"_a, "choice"_a);
   m.def("exact_exp", &exact_exp, "x"_a);
   m.def("exact_log", &exact_log, "x"_a);
+  bind_testing_rounds(m);
+  bind_testing_sampler(m);
 }
 
 }  // namespace flashnext

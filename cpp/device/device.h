@@ -116,6 +116,8 @@ class Device {
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu (avx2, 2 workers)"
   virtual const Limits& limits() const = 0;
+  // Nanoseconds in which work ran since the device was opened; waits for events are not in them.
+  virtual uint64_t busy_ns() const = 0;
 
   // Zeroed memory. Throws OutOfMemory with the size asked for.
   virtual BufferRef allocate(size_t size_bytes) = 0;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <string>
 
+#include "base/error.h"
+
 namespace flashnext {
 namespace {
 
@@ -40,13 +42,25 @@ struct Launcher::Kernels {
         glu(d.kernel("glu_" + t)),
         expert_down(d.kernel("expert_down_" + t)),
         copy_rows(d.kernel("copy_rows_" + t)),
+        round_rows(d.kernel("round_rows")),
+        verdict(d.kernel("verdict")),
+        absorb_rows(d.kernel("absorb_rows")),
+        keep_streams(d.kernel("keep_streams_" + t)),
         draft_rows(d.kernel("draft_rows")),
-        argmax(d.kernel("argmax")) {}
+        copy_drafts(d.kernel("copy_drafts")),
+        argmax(d.kernel("argmax")),
+        draw_max(d.kernel("draw_max")),
+        draw_blocks(d.kernel("draw_blocks")),
+        draw_pick(d.kernel("draw_pick")),
+        logprob_sums(d.kernel("logprob_sums")),
+        token_logprobs(d.kernel("token_logprobs")),
+        logits_hash(d.kernel("logits_hash")) {}
 
   const Kernel &embed, &matmul, &hc_norm, &hc_mix, &ngram_ids, &ngram_gather, &ple_gate, &ple_conv,
       &delta_conv, &delta_prep, &delta_rule, &rope, &attention_prep, &index_pool, &index_score, &index_select,
-      &attention, &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows, &draft_rows,
-      &argmax;
+      &attention, &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows, &round_rows,
+      &verdict, &absorb_rows, &keep_streams, &draft_rows, &copy_drafts, &argmax, &draw_max, &draw_blocks,
+      &draw_pick, &logprob_sums, &token_logprobs, &logits_hash;
 };
 
 Launcher::Launcher(const Device& device, DType dtype)
@@ -202,16 +216,85 @@ void Launcher::copy_rows(CommandBuffer& cb, const Batch& b, Slice map, Slice sou
   cb.dispatch(k_->copy_rows, {b.bound(count)}, {b.counts, map, source, out}, CopyRowsParams{width, count});
 }
 
-void Launcher::draft_rows(CommandBuffer& cb, const Batch& b, const Batch& before, Slice best,
-                          Slice sources) const {
-  cb.dispatch(k_->draft_rows, {b.max_rows},
-              {b.counts, best, before.logit_rows, before.rows, b.rows, b.sequences, sources},
-              DraftRowsParams{kCountRows});
+void Launcher::round_rows(CommandBuffer& cb, const RoundTables& t, Slice windows, uint32_t n_windows) const {
+  cb.dispatch(k_->round_rows, {1}, {windows, t.counts, t.sequences, t.rows, t.logit_rows, t.draws},
+              RoundRowsParams{n_windows});
+}
+
+void Launcher::verdict(CommandBuffer& cb, Slice windows, Slice drawn, Slice landed, const CopyTables& c,
+                       const VerdictParams& p) const {
+  cb.dispatch(k_->verdict, {1}, {windows, drawn, landed, c.replies, c.limits, c.counts}, p);
+}
+
+void Launcher::absorb_rows(CommandBuffer& cb, Slice windows, Slice landed, Slice n_copied,
+                           const HeadTables& h, const AbsorbRowsParams& p) const {
+  cb.dispatch(k_->absorb_rows, {1},
+              {windows, landed, n_copied, h.counts, h.sequences, h.rows, h.sources, h.logit_rows, h.draws,
+               h.replies, h.last_rows},
+              p);
+}
+
+void Launcher::keep_streams(CommandBuffer& cb, const HeadTables& head, uint32_t max_sequences, Slice streams,
+                            const KeepStreamsParams& p) const {
+  cb.dispatch(k_->keep_streams, {max_sequences}, {head.counts, head.replies, head.last_rows, streams}, p);
+}
+
+void Launcher::draft_rows(CommandBuffer& cb, const HeadTables& step, const HeadTables& next, Slice replies,
+                          uint32_t max_sequences) const {
+  const Slice slots[] = {step.counts,    step.drafted,   step.logit_rows, step.rows,
+                         step.sequences, step.draws,     replies,         next.counts,
+                         next.rows,      next.sequences, next.sources,    next.draws};
+  cb.dispatch(k_->draft_rows, {max_sequences}, slots, {});
+}
+
+void Launcher::copy_drafts(CommandBuffer& cb, const CopyTables& c, uint32_t max_sequences) const {
+  cb.dispatch(k_->copy_drafts, {max_sequences}, {c.counts, c.replies, c.limits, c.n_copied},
+              CopyDraftsParams{kLeastCopy, kMostMatch});
 }
 
 void Launcher::argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out,
                       const ArgmaxParams& p) const {
   cb.dispatch(k_->argmax, {b.max_logits}, {b.counts, logits, out}, p);
+}
+
+void Launcher::draw_max(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                        const DrawParams& p) const {
+  cb.dispatch(k_->draw_max, {tiles(p.n_valid, k_->draw_max), b.bound(CountIndex(p.count))},
+              {b.counts, draws, logits, maxima}, p);
+}
+
+void Launcher::draw_blocks(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                           Slice parts, const DrawParams& p) const {
+  cb.dispatch(k_->draw_blocks, {tiles(p.n_valid, k_->draw_blocks), b.bound(CountIndex(p.count))},
+              {b.counts, draws, logits, maxima, parts}, p);
+}
+
+void Launcher::draw_pick(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                         Slice parts, Slice out, const DrawParams& p) const {
+  if (p.n_valid > kMaxDrawn) {
+    throw InvalidArgument("draw_pick: " + std::to_string(p.n_valid) + " ids to draw from, at most " +
+                          std::to_string(kMaxDrawn) + " are supported");
+  }
+  cb.dispatch(k_->draw_pick, {b.bound(CountIndex(p.count))}, {b.counts, draws, logits, maxima, parts, out},
+              p);
+}
+
+void Launcher::logprob_sums(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                            Slice sums, const DrawParams& p) const {
+  cb.dispatch(k_->logprob_sums, {tiles(p.n_valid, k_->logprob_sums), b.bound(CountIndex(p.count))},
+              {b.counts, draws, logits, maxima, sums}, p);
+}
+
+void Launcher::token_logprobs(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                              Slice sums, Slice tokens, Slice chosen, Slice top_ids, Slice top_values,
+                              const DrawParams& p) const {
+  cb.dispatch(k_->token_logprobs, {b.bound(CountIndex(p.count))},
+              {b.counts, draws, logits, maxima, sums, tokens, chosen, top_ids, top_values}, p);
+}
+
+void Launcher::logits_hash(CommandBuffer& cb, const Batch& b, Slice logits, Slice out,
+                           const DrawParams& p) const {
+  cb.dispatch(k_->logits_hash, {b.bound(CountIndex(p.count))}, {b.counts, logits, out}, p);
 }
 
 }  // namespace flashnext

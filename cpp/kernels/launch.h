@@ -29,8 +29,29 @@ struct Batch {
   uint32_t hc_count = 1;  // streams of a row
 
   uint32_t bound(CountIndex count) const {
-    return count == kCountLogits ? max_logits : count == kCountStreams ? max_rows * hc_count : max_rows;
+    switch (count) {
+      case kCountSequences: return max_sequences;
+      case kCountLogits: return max_logits;
+      case kCountStreams: return max_rows * hc_count;
+      default: return max_rows;
+    }
   }
+};
+
+// The tables of a round's rows, filled on the device.
+struct RoundTables {
+  Slice counts, sequences, rows, logit_rows, draws;
+};
+
+// The tables of a step of the draft head: step 0 absorbs rows, those behind it one row a sequence.
+struct HeadTables {
+  Slice counts, sequences, rows, sources, logit_rows, draws, drafted;
+  Slice replies, last_rows;  // step 0
+};
+
+// What copy_drafts reads and writes, by window of a round.
+struct CopyTables {
+  Slice counts, replies, limits, n_copied;
 };
 
 // What becomes of the sums of a product (Epilogue).
@@ -101,9 +122,32 @@ class Launcher {
   // map: int32 rows of the source.
   void copy_rows(CommandBuffer& cb, const Batch& b, Slice map, Slice source, Slice out, uint32_t width,
                  CountIndex count) const;
-  // before: the draft step that `best` was drafted in; its sequences come first and are as many.
-  void draft_rows(CommandBuffer& cb, const Batch& b, const Batch& before, Slice best, Slice sources) const;
+  void round_rows(CommandBuffer& cb, const RoundTables& t, Slice windows, uint32_t n_windows) const;
+  void verdict(CommandBuffer& cb, Slice windows, Slice drawn, Slice landed, const CopyTables& copies,
+               const VerdictParams& p) const;
+  // n_copied: empty where nothing was copied; head: empty without one.
+  void absorb_rows(CommandBuffer& cb, Slice windows, Slice landed, Slice n_copied, const HeadTables& head,
+                   const AbsorbRowsParams& p) const;
+  void keep_streams(CommandBuffer& cb, const HeadTables& head, uint32_t max_sequences, Slice streams,
+                    const KeepStreamsParams& p) const;
+  // next: empty behind the last step.
+  void draft_rows(CommandBuffer& cb, const HeadTables& step, const HeadTables& next, Slice replies,
+                  uint32_t max_sequences) const;
+  void copy_drafts(CommandBuffer& cb, const CopyTables& copies, uint32_t max_sequences) const;
   void argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const ArgmaxParams& p) const;
+
+  // The sampler; kernels/sampler.h records all of it. Throw InvalidArgument where n_valid is above kMaxDrawn.
+  void draw_max(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,
+                const DrawParams& p) const;
+  void draw_blocks(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima, Slice parts,
+                   const DrawParams& p) const;
+  void draw_pick(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima, Slice parts,
+                 Slice out, const DrawParams& p) const;
+  void logprob_sums(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima, Slice sums,
+                    const DrawParams& p) const;
+  void token_logprobs(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima, Slice sums,
+                      Slice tokens, Slice chosen, Slice top_ids, Slice top_values, const DrawParams& p) const;
+  void logits_hash(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const DrawParams& p) const;
 
  private:
   struct Kernels;

@@ -44,20 +44,36 @@ void Model::allocate_head() {
     h.stream_rows.host<int32_t>()[i] = static_cast<int32_t>(i / S);
     h.ones.host<float>()[i] = 1;
   }
-  for (int step = 0; step < std::max(1, options_.max_window - 1); ++step) {
-    const size_t rows = step ? L : R;
-    h.steps.push_back({take(sizeof(Counts)), take(L * sizeof(Sequence)), take(rows * sizeof(Row)),
-                       take(rows * sizeof(int32_t)), take(L * sizeof(int32_t)), take(L * sizeof(int32_t))});
-    if (step) {  // each sequence has one row, which drafts
-      for (size_t i = 0; i < L; ++i) h.steps.back().logit_rows.host<int32_t>()[i] = static_cast<int32_t>(i);
+  h.absorb = {take(sizeof(Counts)),
+              take(L * sizeof(Sequence)),
+              take(R * sizeof(Row)),
+              take(R * sizeof(int32_t)),
+              {},
+              {},
+              {},
+              {},
+              {}};
+  const int n_steps = std::min(options_.max_window, kMaxWindow) - 1;
+  const Slice counts = take(static_cast<size_t>(std::max(1, n_steps)) * sizeof(Counts));
+  for (int step = 0; step < std::max(1, n_steps); ++step) {
+    const size_t rows = step ? L : static_cast<size_t>(options_.max_round);
+    HeadTables t = {counts + static_cast<size_t>(step) * sizeof(Counts),
+                    take(L * sizeof(Sequence)),
+                    take(rows * sizeof(Row)),
+                    take(rows * sizeof(int32_t)),
+                    take(L * sizeof(int32_t)),
+                    take(L * sizeof(DrawRow)),
+                    take(L * sizeof(int32_t)),
+                    {},
+                    {}};
+    if (step == 0) {
+      t.replies = take(L * sizeof(uint64_t));
+      t.last_rows = take(L * sizeof(int32_t));
+    } else {  // each sequence has one row, which drafts
+      for (size_t i = 0; i < L; ++i) t.logit_rows.host<int32_t>()[i] = static_cast<int32_t>(i);
     }
+    h.steps.push_back(t);
   }
-}
-
-Model::HeadTables Model::head_tables(int step) const {
-  const Head::Step& s = head_->steps[static_cast<size_t>(step)];
-  return {s.counts.host<Counts>(),   s.sequences.host<Sequence>(), s.rows.host<Row>(),
-          s.sources.host<int32_t>(), s.logit_rows.host<int32_t>(), s.best.host<const int32_t>()};
 }
 
 void Model::carry_streams(CommandBuffer& cb, Slice block, uint32_t i) const {
@@ -70,31 +86,48 @@ void Model::keep_streams(CommandBuffer& cb, uint32_t row, Slice block) const {
   cb.copy(s_->streams + row * row_bytes, block + state_.streams, row_bytes);
 }
 
-void Model::record_head(CommandBuffer& cb, int step, const PassBounds& bounds, uint32_t n_logits,
-                        uint32_t n_valid) const {
-  const Config& c = config_;
-  const Head& h = *head_;
-  const auto batch_of = [&](int i) {
-    const Head::Step& s = h.steps[static_cast<size_t>(i)];
+void Model::record_absorb(CommandBuffer& cb, const PassBounds& bounds) const {
+  record_head(cb, head_->absorb, s_->streams, bounds, 0);
+}
+
+void Model::record_drafts(CommandBuffer& cb, uint32_t n_windows, const PassBounds& bounds, uint32_t n_drafts,
+                          uint32_t n_valid) const {
+  const std::vector<HeadTables>& steps = head_->steps;
+  launch_.keep_streams(cb, steps[0], n_windows, s_->streams, {u(config_.width()), state_.streams});
+  for (uint32_t step = 0; step == 0 || step < n_drafts; ++step) {
+    const HeadTables& t = steps[step];
+    const uint32_t n_logits = n_drafts ? n_windows : 0;
+    if (step == 0) {
+      record_head(cb, t, s_->streams, bounds, n_logits);
+    } else {
+      record_head(cb, t, head_->streams, {n_windows, n_windows, bounds.max_length + step}, n_logits);
+    }
+    if (!n_logits) break;
     Batch b;
-    b.counts = s.counts;
-    b.sequences = s.sequences;
-    b.rows = s.rows;
-    b.logit_rows = s.logit_rows;
-    b.max_rows = bounds.n_rows;
-    b.max_sequences = bounds.n_sequences;
+    b.counts = t.counts;
     b.max_logits = n_logits;
-    b.hc_count = u(c.hc_count);
-    return b;
-  };
-  const Batch b = batch_of(step);
-  const Head::Step& tables = h.steps[static_cast<size_t>(step)];
-  if (step > 0) {
-    launch_.draft_rows(cb, b, batch_of(step - 1), h.steps[static_cast<size_t>(step) - 1].best,
-                       tables.sources);
+    record_draw(cb, b, t.draws, t.drafted, n_valid);
+    launch_.draft_rows(cb, t, step + 1 < n_drafts ? steps[step + 1] : HeadTables(), steps[0].replies,
+                       n_windows);
     cb.barrier();
   }
-  launch_.copy_rows(cb, b, tables.sources, step ? h.streams : s_->streams, h.input, u(c.width()), kCountRows);
+}
+
+// from: the streams that sources point into.
+void Model::record_head(CommandBuffer& cb, const HeadTables& t, Slice from, const PassBounds& bounds,
+                        uint32_t n_logits) const {
+  const Config& c = config_;
+  const Head& h = *head_;
+  Batch b;
+  b.counts = t.counts;
+  b.sequences = t.sequences;
+  b.rows = t.rows;
+  b.logit_rows = t.logit_rows;
+  b.max_rows = bounds.n_rows;
+  b.max_sequences = bounds.n_sequences;
+  b.max_logits = n_logits;
+  b.hc_count = u(c.hc_count);
+  launch_.copy_rows(cb, b, t.sources, from, h.input, u(c.width()), kCountRows);
   launch_.embed(cb, b, embed_, 1, h.embedded);
   RopeParams rope = {u(c.rotary_dim / 2), {}, options_.attention_factor, page_.rotary};
   for (size_t i = 0; i < 3; ++i) rope.section[i] = u(c.mrope_section[i]);
@@ -117,7 +150,7 @@ void Model::record_head(CommandBuffer& cb, int step, const PassBounds& bounds, u
   read(cb, b, h.streams, h.layer.experts_hc);
   record_experts(cb, b, h.streams, h.layer);
   cb.barrier();
-  if (n_logits) record_choice(cb, b, h.streams, h.mixer, tables.best, n_valid);
+  if (n_logits) record_choice(cb, b, h.streams, h.mixer);
 }
 
 }  // namespace flashnext

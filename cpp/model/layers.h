@@ -56,11 +56,8 @@ struct Model::Head {
 
   Slice input, embedded, normed, streams;  // T: [R, W], [R, D], [R, D], [R, W]
   Slice stream_rows, ones;                 // int32[R*S]: i / S; float[R*S]
-  // The tables of a draft step: step 0 absorbs up to R rows, those behind it one row a sequence.
-  struct Step {
-    Slice counts, sequences, rows, sources, logit_rows, best;
-  };
-  std::vector<Step> steps;
+  HeadTables absorb;                       // filled by the host
+  std::vector<HeadTables> steps;           // filled on the device, counts of all steps in one array
 };
 
 // R rows of everything a pass computes between its barriers. T values unless said otherwise.

@@ -12,21 +12,22 @@ uint32_t u(int x) { return static_cast<uint32_t>(x); }
 
 }  // namespace
 
-Batch Model::batch(const PassBounds& bounds) const {
+Batch Model::batch(Tables tables, const PassBounds& bounds) const {
+  const RoundTables& t = tables == Tables::kHost ? host_ : round_;
   Batch b;
-  b.counts = counts_;
-  b.sequences = sequences_;
-  b.rows = rows_;
-  b.logit_rows = logit_rows_;
+  b.counts = t.counts;
+  b.sequences = t.sequences;
+  b.rows = t.rows;
+  b.logit_rows = t.logit_rows;
   b.max_rows = bounds.n_rows;
   b.max_sequences = bounds.n_sequences;
   b.hc_count = u(config_.hc_count);
   return b;
 }
 
-void Model::record_rows(CommandBuffer& cb, const PassBounds& bounds) const {
+void Model::record_rows(CommandBuffer& cb, Tables tables, const PassBounds& bounds) const {
   const Config& c = config_;
-  const Batch b = batch(bounds);
+  const Batch b = batch(tables, bounds);
   launch_.embed(cb, b, embed_, u(c.hc_count), s_->streams);
   RopeParams rope = {u(c.rotary_dim / 2), {}, options_.attention_factor, page_.rotary};
   for (size_t i = 0; i < 3; ++i) rope.section[i] = u(c.mrope_section[i]);
@@ -159,15 +160,15 @@ void Model::record_experts(CommandBuffer& cb, const Batch& b, Slice streams, con
                       e.shared_down, s_->shared_gate, s_->gates, streams, u(c.top_k), u(c.hc_count));
 }
 
-void Model::record_logits(CommandBuffer& cb, uint32_t n_logits, uint32_t n_valid) const {
-  Batch b = batch({});
+void Model::record_logits(CommandBuffer& cb, Tables tables, uint32_t n_logits) const {
+  Batch b = batch(tables, {});
   b.max_logits = n_logits;
-  record_choice(cb, b, s_->streams, *mixer_, best_, n_valid);
+  record_choice(cb, b, s_->streams, *mixer_);
 }
 
-// The mixer, lm_head and the argmax over some rows of streams.
-void Model::record_choice(CommandBuffer& cb, const Batch& b, Slice streams, const HyperConnection& mixer,
-                          Slice best, uint32_t n_valid) const {
+// The mixer and lm_head over some rows of streams.
+void Model::record_choice(CommandBuffer& cb, const Batch& b, Slice streams,
+                          const HyperConnection& mixer) const {
   const Config& c = config_;
   launch_.copy_rows(cb, b, b.logit_rows, streams, s_->last_streams, u(c.width()), kCountLogits);
   cb.barrier();
@@ -180,8 +181,6 @@ void Model::record_choice(CommandBuffer& cb, const Batch& b, Slice streams, cons
   launch_.hc_mix(cb, b, s_->last_low, mixer.up, s_->last_normed, s_->last_mixed, u(c.hc_count), kCountLogits);
   cb.barrier();
   launch_.matmul(cb, b, s_->last_mixed, lm_head_, logits_, {kStoreF32}, kCountLogits);
-  cb.barrier();
-  launch_.argmax(cb, b, logits_, best, {u(c.vocab_size), n_valid});
   cb.barrier();
 }
 

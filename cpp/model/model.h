@@ -49,40 +49,64 @@ class Model {
   size_t scratch_bytes() const { return scratch_bytes_; }
   int max_rows() const { return std::max(options_.max_chunk, options_.max_round); }
 
-  // Tables the host fills before a pass is committed.
-  Counts* counts() const { return counts_.host<Counts>(); }
-  Sequence* sequences() const { return sequences_.host<Sequence>(); }
-  Row* rows() const { return rows_.host<Row>(); }
-  int32_t* logit_rows() const { return logit_rows_.host<int32_t>(); }  // which rows want logits
-  // Results: float[n_logits, vocab] and the ids that the argmax kernel chose.
-  const float* logits() const { return logits_.host<const float>(); }
-  const int32_t* best() const { return best_.host<const int32_t>(); }
-
-  // The tables of the draft head's step. The host fills all of step 0; of the steps behind it counts and
-  // sequences, the device the rest.
-  struct HeadTables {
+  // Where the tables of a pass come from: the host fills them before the pass is committed, or round_rows
+  // does on the device.
+  enum class Tables { kHost, kRound };
+  // The host's: one such pass at a time.
+  struct HostTables {
     Counts* counts;
     Sequence* sequences;
-    Row* rows;            // tokens are those behind the row's position
-    int32_t* sources;     // rows of the pass before, or max_rows() + i: what carry_streams() put there
-    int32_t* logit_rows;  // of each sequence that drafts the row that does it; these sequences come first
-    const int32_t* best;  // result: what they drafted
+    Row* rows;
+    int32_t* logit_rows;  // which rows want logits
+    DrawRow* draws;       // of each of them
+    // Of what the draft head absorbs; tokens are those behind the row's position.
+    Counts* head_counts;
+    Sequence* head_sequences;
+    Row* head_rows;
+    int32_t* head_sources;  // rows of the pass, or max_rows() + i: what carry_streams() put there
   };
+  HostTables host_tables() const;
+  // Tables that a round in flight keeps, one of each slot; a slot is used again when its round has landed.
+  static constexpr int kSlots = 4;
+  Window* windows(int slot) const { return slots_[static_cast<size_t>(slot)].windows.host<Window>(); }
+  // What a pass left; rows of logits where the pass wanted them.
+  struct Results {
+    const Landed* landed;     // by window
+    const float* chosen;      // by row of logits: log-probability of what was drawn
+    const int32_t* top_ids;   // [kMaxTop] of each row
+    const float* top_values;  // [kMaxTop] of each row
+    const uint64_t* hashes;   // of each row of logits
+  };
+  Results results(int slot) const;
+  // Results of the last pass, float[n_logits, vocab].
+  const float* logits() const { return logits_.host<const float>(); }
   bool has_head() const { return head_ != nullptr; }
-  HeadTables head_tables(int step) const;
 
-  // Records the layers for all rows of the pass.
-  void record_rows(CommandBuffer& cb, const PassBounds& bounds) const;
-  // Records logits and argmax of up to max_round rows of the pass before; ids at or beyond n_valid are never
-  // chosen.
-  void record_logits(CommandBuffer& cb, uint32_t n_logits, uint32_t n_valid) const;
-  // Records copies of streams between a session's block and the pass: in, to row max_rows() + i of sources;
-  // and out, from row `row`.
+  // Packs the rows of a round on the device.
+  void record_round_rows(CommandBuffer& cb, int slot, uint32_t n_windows) const;
+  // The layers for all rows of the pass.
+  void record_rows(CommandBuffer& cb, Tables tables, const PassBounds& bounds) const;
+  // Logits of up to max_round rows of the pass before.
+  void record_logits(CommandBuffer& cb, Tables tables, uint32_t n_logits) const;
+  // What a pass leaves beside its tokens: log-probabilities for the replies that ask for them, hashes of the
+  // logits (tests), and drafts that are copied from the replies' own texts.
+  struct Wanted {
+    bool copies = false, logprobs = false, hashes = false;
+  };
+  // Draws a token from each row of logits, and finds what became of each window of the slot; ids at or beyond
+  // n_valid are never drawn. With a draft head packs the rows that it absorbs.
+  void record_verdict(CommandBuffer& cb, Tables tables, int slot, uint32_t n_windows, uint32_t n_logits,
+                      const Wanted& wanted, uint32_t n_valid) const;
+  // Behind record_verdict(): the draft head absorbs, and drafts up to n_drafts tokens of each window. bounds:
+  // of what it absorbs.
+  void record_drafts(CommandBuffer& cb, uint32_t n_windows, const PassBounds& bounds, uint32_t n_drafts,
+                     uint32_t n_valid) const;
+  // The draft head absorbs the rows of the host's tables.
+  void record_absorb(CommandBuffer& cb, const PassBounds& bounds) const;
+  // Copies of streams between a session's block and a pass of the host's tables: in, to row max_rows() + i of
+  // its sources; and out, from row `row`.
   void carry_streams(CommandBuffer& cb, Slice block, uint32_t i) const;
   void keep_streams(CommandBuffer& cb, uint32_t row, Slice block) const;
-  // Records a step of the draft head behind record_rows() or the step before: n_logits sequences draft.
-  void record_head(CommandBuffer& cb, int step, const PassBounds& bounds, uint32_t n_logits,
-                   uint32_t n_valid) const;
 
  private:
   struct Head;
@@ -110,10 +134,12 @@ class Model {
   void record_attention(CommandBuffer& cb, const Batch& b, Slice streams, const Layer& layer,
                         const PassBounds& bounds) const;
   void record_experts(CommandBuffer& cb, const Batch& b, Slice streams, const Layer& layer) const;
-  void record_choice(CommandBuffer& cb, const Batch& b, Slice streams, const HyperConnection& mixer,
-                     Slice best, uint32_t n_valid) const;
+  void record_choice(CommandBuffer& cb, const Batch& b, Slice streams, const HyperConnection& mixer) const;
+  void record_draw(CommandBuffer& cb, const Batch& b, Slice draws, Slice drawn, uint32_t n_valid) const;
+  void record_head(CommandBuffer& cb, const HeadTables& t, Slice from, const PassBounds& bounds,
+                   uint32_t n_logits) const;
   void record_ple(CommandBuffer& cb, const Batch& b, const Ple& ple) const;
-  Batch batch(const PassBounds& bounds) const;
+  Batch batch(Tables tables, const PassBounds& bounds) const;
 
   DeviceRef device_;
   Config config_;
@@ -130,7 +156,13 @@ class Model {
   BufferRef inv_freq_;
   std::vector<BufferRef> owned_;  // scratch, tables and small constants
   std::unique_ptr<Scratch> s_;
-  Slice counts_, sequences_, rows_, logit_rows_, logits_, best_;
+  RoundTables host_, round_;
+  CopyTables copies_;
+  struct Slot {
+    Slice windows, landed, chosen, top_ids, top_values, hashes;
+  };
+  std::vector<Slot> slots_;
+  Slice logits_, drawn_, draw_scratch_;
   size_t scratch_bytes_ = 0;
 };
 

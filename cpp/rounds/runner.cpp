@@ -1,7 +1,7 @@
 #include "rounds/runner.h"
 
 #include <algorithm>
-#include <cmath>
+#include <cstring>
 #include <string>
 
 #include "base/error.h"
@@ -9,45 +9,115 @@
 namespace flashnext {
 namespace {
 
-// Takes drafts from the longest windows until all have at most max_rows rows together.
-void trim(std::vector<std::vector<int32_t>>& windows, size_t max_rows) {
-  size_t rows = 0;
-  for (const auto& w : windows) rows += w.size();
-  for (; rows > max_rows; --rows) {
-    auto& longest = *std::max_element(windows.begin(), windows.end(),
-                                      [](const auto& a, const auto& b) { return a.size() < b.size(); });
-    if (longest.size() <= 1) return;  // the sessions themselves are too many: refused by name
-    longest.pop_back();
-  }
-}
-
 // The head has absorbed all that it can know before a prompt chunk.
 bool follows_prompt(const Session& s) { return s.head_length() >= s.length() - 1; }
 
+Row row_of(int32_t token, size_t sequence, int32_t position) {
+  return {token, static_cast<int32_t>(sequence), position, {position, position, position}};
+}
+
+template <class T>
+BufferRef buffer_of(Device& device, const std::vector<T>& values) {
+  BufferRef buffer = device.allocate(std::max<size_t>(1, values.size()) * sizeof(T));
+  std::memcpy(buffer->host(), values.data(), values.size() * sizeof(T));
+  return buffer;
+}
+
 }  // namespace
 
-// What a session needs while it generates a reply.
+// What the host keeps of a session's reply.
 struct Runner::Reply final : Session::Attachment {
-  Sampling sampling;
-  TokenCounts counts;
-  int32_t pending = -1;         // drawn, not yet fed
-  std::vector<int32_t> drafts;  // of the tokens behind it
+  ReplyOptions options;
+  BufferRef counts, bias, stops;  // of ReplyState
+  bool has_head = false;
   DraftCounts draft_counts;
 };
 
 Runner::Reply& Runner::reply_of(const Session& session) {
   auto* reply = static_cast<Reply*>(session.attachment.get());
-  if (!reply || reply->pending < 0)
-    throw InvalidArgument("round: the session has no pending token; its prompt is not read yet");
+  if (!reply) throw InvalidArgument("round: the session has no pending token; its prompt is not read yet");
   return *reply;
 }
 
-Runner::Runner(std::shared_ptr<Model> model, int n_valid)
-    : model_(std::move(model)), n_valid_(n_valid), done_(model_->device()->event()) {
+Runner::Runner(std::shared_ptr<Model> model, int n_valid, bool serial_drafts)
+    : model_(std::move(model)),
+      n_valid_(n_valid),
+      serial_drafts_(serial_drafts),
+      done_(model_->device()->event()) {
   if (n_valid < 1 || n_valid > model_->config().vocab_size) {
     throw InvalidArgument("runner: n_valid is " + std::to_string(n_valid) +
                           ", expected 1 to the vocabulary size " +
                           std::to_string(model_->config().vocab_size));
+  }
+}
+
+// What is in flight still reads and writes the model and the sessions.
+Runner::~Runner() {
+  while (in_flight()) land();
+}
+
+void Runner::begin(Session& session, const ReplyOptions& options) {
+  options.sampling.check(n_valid_);
+  for (const auto* ids : {&options.stop_ids, &options.known}) {
+    for (const int32_t id : *ids) {
+      if (id < 0 || id >= model_->config().vocab_size) {
+        throw InvalidArgument("token id " + std::to_string(id) + " is outside the vocabulary of " +
+                              std::to_string(model_->config().vocab_size));
+      }
+    }
+  }
+  auto reply = std::make_unique<Reply>();
+  reply->options = options;
+  Device& device = *model_->device();
+  const Sampling& s = options.sampling;
+  ReplyState& r = session.reply();
+  const auto context = model_->options().context;
+  r.end = options.end > 0 ? std::min(options.end, context + 1) : context + 1;
+  r.known = options.known.empty() ? 0 : options.n_prompt + static_cast<int32_t>(options.known.size());
+  if (r.known >= r.end || options.n_prompt < 0) {
+    throw InvalidArgument("reply: " + std::to_string(options.n_prompt) + " tokens of prompt and " +
+                          std::to_string(options.known.size()) +
+                          " known tokens do not stand before its end at " + std::to_string(r.end));
+  }
+  std::copy(options.known.begin(), options.known.end(), session.text().begin() + options.n_prompt);
+  r.seed = s.seed;
+  r.temperature = s.temperature;
+  r.top_p = s.top_p;
+  r.min_p = s.min_p;
+  r.presence = s.presence;
+  r.frequency = s.frequency;
+  r.repetition = s.repetition;
+  r.top_k = s.top_k;
+  r.n_logprobs = s.logprobs < 0 ? -1 : std::min(s.logprobs, kMaxTop);
+  std::vector<BiasEntry> bias;
+  for (const auto& [id, value] : s.bias) bias.push_back({id, value});
+  std::sort(bias.begin(), bias.end(), [](const BiasEntry& a, const BiasEntry& b) { return a.id < b.id; });
+  reply->bias = buffer_of(device, bias);
+  reply->stops = buffer_of(device, options.stop_ids);
+  r.bias = reply->bias->address();
+  r.n_bias = static_cast<int32_t>(bias.size());
+  r.stops = reply->stops->address();
+  r.n_stops = static_cast<int32_t>(options.stop_ids.size());
+  if (s.penalizes()) {
+    reply->counts = device.allocate(2 * static_cast<size_t>(n_valid_) * sizeof(int32_t));
+    r.counts = reply->counts->address();
+  } else {
+    r.counts = 0;
+  }
+  r.n_drafts = r.copied = r.n_kept = r.ended = 0;
+  reply->has_head = model_->has_head() && follows_prompt(session);
+  r.has_head = reply->has_head;
+  session.attachment = std::move(reply);
+}
+
+// Counts what the session has read, when the pass that reads the last of it is about to be committed.
+void Runner::fill_counts(Session& session, const Reply& reply, int n_read) const {
+  if (!reply.counts) return;
+  auto* counts = reinterpret_cast<int32_t*>(reply.counts->host());
+  const std::span<const int32_t> text = session.text();
+  for (int at = 0; at < n_read; ++at) {
+    const int32_t token = text[static_cast<size_t>(at)];
+    if (token < n_valid_) ++counts[(at < reply.options.n_prompt ? 0 : n_valid_) + token];
   }
 }
 
@@ -82,276 +152,409 @@ void Runner::check(std::span<const Part> parts) const {
   }
 }
 
-void Runner::run(std::span<const Part> parts, Want want, std::vector<float>* all, bool absorb) {
-  check(parts);
-  PassBounds bounds;
-  bounds.n_sequences = static_cast<uint32_t>(parts.size());
-  std::vector<int32_t> wanted;
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const Part& p = parts[i];
-    const int n = static_cast<int>(p.tokens.size());
-    Sequence s = p.session->begin(n, p.is_window);
-    s.first_row = static_cast<int32_t>(bounds.n_rows);
-    model_->sequences()[i] = s;
-    for (int r = 0; r < n; ++r) {
-      const int32_t position = s.start + r;
-      model_->rows()[s.first_row + r] = {p.tokens[static_cast<size_t>(r)],
-                                         static_cast<int32_t>(i),
-                                         position,
-                                         {position, position, position}};
-      if (want == Want::kAll || (want == Want::kLast && r == n - 1)) wanted.push_back(s.first_row + r);
-    }
-    bounds.n_rows += static_cast<uint32_t>(n);
-    bounds.max_length = std::max(bounds.max_length, static_cast<uint32_t>(s.start + n));
+// Begins a part's session and fills the host's tables for it; returns its first row.
+int32_t Runner::begin_part(const Part& p, PassBounds& bounds) {
+  const Model::HostTables tables = model_->host_tables();
+  const int n = static_cast<int>(p.tokens.size());
+  Sequence s = p.session->begin(n, p.is_window);
+  s.first_row = static_cast<int32_t>(bounds.n_rows);
+  tables.sequences[bounds.n_sequences] = s;
+  for (int r = 0; r < n; ++r) {
+    tables.rows[s.first_row + r] = row_of(p.tokens[static_cast<size_t>(r)], bounds.n_sequences, s.start + r);
   }
-  const size_t at_once = static_cast<size_t>(model_->options().max_round),
-               vocab = static_cast<size_t>(model_->config().vocab_size);
-  std::vector<HeadPart> head = absorb ? prompt_head(parts) : std::vector<HeadPart>();
-  try {
-    for (size_t first = 0; first == 0 || first < wanted.size(); first += at_once) {
-      const size_t n = std::min(at_once, wanted.size() - first);
-      std::copy_n(wanted.begin() + static_cast<ptrdiff_t>(first), n, model_->logit_rows());
-      *model_->counts() = {{static_cast<int32_t>(bounds.n_rows), static_cast<int32_t>(bounds.n_sequences),
-                            static_cast<int32_t>(n), 0}};
-      const std::unique_ptr<CommandBuffer> cb = model_->device()->command_buffer();
-      if (first == 0) {
-        model_->record_rows(*cb, bounds);
-        record_head(*cb, head);
-      }
-      if (n) model_->record_logits(*cb, static_cast<uint32_t>(n), static_cast<uint32_t>(n_valid_));
-      cb->signal(done_, ++passes_);
-      cb->commit();
-      done_->wait(passes_);
-      if (all) all->insert(all->end(), model_->logits(), model_->logits() + n * vocab);
-    }
-  } catch (...) {
-    for (const Part& p : parts) p.session->poison();
-    throw;
-  }
-  for (const Part& p : parts) p.session->end(static_cast<int>(p.tokens.size()), p.is_window);
-  for (const HeadPart& p : head) p.session->end_head(p.start + static_cast<int>(p.tokens.size()));
+  if (!p.is_window) std::copy(p.tokens.begin(), p.tokens.end(), p.session->text().begin() + s.start);
+  ++bounds.n_sequences;
+  bounds.n_rows += static_cast<uint32_t>(n);
+  bounds.max_length = std::max(bounds.max_length, static_cast<uint32_t>(s.start + n));
+  return s.first_row;
 }
 
 // What the head absorbs of prompt chunks: the last row of the chunk before, and all rows of this one but the
 // last, whose next token is not known yet.
-std::vector<Runner::HeadPart> Runner::prompt_head(std::span<const Part> parts) const {
-  std::vector<HeadPart> head;
-  if (!model_->has_head()) return head;
+std::vector<Runner::AbsorbPart> Runner::absorb_parts(std::span<const Part> parts) const {
+  std::vector<AbsorbPart> absorbed;
+  if (!model_->has_head()) return absorbed;
   int row = 0;
   for (const Part& p : parts) {
     const int n = static_cast<int>(p.tokens.size()), start = p.session->length();
     if (!p.is_window && follows_prompt(*p.session)) {
       const bool carried = start > 0;
-      head.push_back({p.session,
-                      carried ? row - 1 : row,
-                      carried,
-                      {p.tokens.begin() + (carried ? 0 : 1), p.tokens.end()},
-                      carried ? start - 1 : 0,
-                      row + n - 1,
-                      0});
+      absorbed.push_back({p.session,
+                          carried ? row - 1 : row,
+                          carried,
+                          {p.tokens.begin() + (carried ? 0 : 1), p.tokens.end()},
+                          carried ? start - 1 : 0,
+                          row + n - 1});
     }
     row += n;
   }
-  return head;
+  return absorbed;
 }
 
-void Runner::record_head(CommandBuffer& cb, std::vector<HeadPart>& parts) const {
+void Runner::record_absorb(CommandBuffer& cb, const std::vector<AbsorbPart>& parts) const {
   if (parts.empty()) return;
-  const auto S = static_cast<uint32_t>(model_->config().hc_count);
-  // Those with most drafts first, so that the sequences of a step are the first ones of the step before.
-  std::stable_sort(parts.begin(), parts.end(),
-                   [](const HeadPart& a, const HeadPart& b) { return a.n_drafts > b.n_drafts; });
-  const auto drafting = [&](int step) {
-    return static_cast<uint32_t>(
-        std::count_if(parts.begin(), parts.end(), [step](const HeadPart& p) { return p.n_drafts > step; }));
-  };
-  const auto fill_counts = [&](int step, uint32_t rows, uint32_t sequences) {
-    *model_->head_tables(step).counts = {{static_cast<int32_t>(rows), static_cast<int32_t>(sequences),
-                                          static_cast<int32_t>(drafting(step)),
-                                          static_cast<int32_t>(rows * S)}};
-  };
-  const Model::HeadTables t = model_->head_tables(0);
+  const Model::HostTables t = model_->host_tables();
   PassBounds bounds;
   bounds.n_sequences = static_cast<uint32_t>(parts.size());
   for (size_t i = 0; i < parts.size(); ++i) {
-    const HeadPart& p = parts[i];
+    const AbsorbPart& p = parts[i];
     const auto first = static_cast<int32_t>(bounds.n_rows), n = static_cast<int32_t>(p.tokens.size());
     if (p.carried) model_->carry_streams(cb, p.session->block(), static_cast<uint32_t>(i));
     Sequence s = p.session->head_sequence();
     s.first_row = first;
     s.n_rows = n;
     s.start = p.start;
-    t.sequences[i] = s;
-    t.logit_rows[i] = first + n - 1;
+    t.head_sequences[i] = s;
     for (int32_t j = 0; j < n; ++j) {
-      const int32_t position = p.start + j;
-      t.rows[first + j] = {p.tokens[static_cast<size_t>(j)],
-                           static_cast<int32_t>(i),
-                           position,
-                           {position, position, position}};
-      t.sources[first + j] =
+      t.head_rows[first + j] = row_of(p.tokens[static_cast<size_t>(j)], i, p.start + j);
+      t.head_sources[first + j] =
           p.carried && j == 0 ? model_->max_rows() + static_cast<int32_t>(i) : p.source + j;
     }
     bounds.n_rows += static_cast<uint32_t>(n);
     bounds.max_length = std::max(bounds.max_length, static_cast<uint32_t>(p.start + n));
   }
+  *t.head_counts = {{static_cast<int32_t>(bounds.n_rows), static_cast<int32_t>(bounds.n_sequences), 0,
+                     static_cast<int32_t>(bounds.n_rows) * model_->config().hc_count}};
   cb.barrier();
-  if (bounds.n_rows) {
-    fill_counts(0, bounds.n_rows, bounds.n_sequences);
-    model_->record_head(cb, 0, bounds, drafting(0), static_cast<uint32_t>(n_valid_));
-  }
-  for (const HeadPart& p : parts) {
-    if (p.last_row >= 0) model_->keep_streams(cb, static_cast<uint32_t>(p.last_row), p.session->block());
-  }
-  for (int step = 1; step < parts.front().n_drafts; ++step) {
-    const uint32_t n = drafting(step);
-    std::copy_n(t.sequences, n, model_->head_tables(step).sequences);
-    fill_counts(step, n, n);
-    model_->record_head(cb, step, {n, n, bounds.max_length + static_cast<uint32_t>(step)}, n,
-                        static_cast<uint32_t>(n_valid_));
+  if (bounds.n_rows) model_->record_absorb(cb, bounds);
+  for (const AbsorbPart& p : parts) {
+    model_->keep_streams(cb, static_cast<uint32_t>(p.last_row), p.session->block());
   }
   cb.barrier();
 }
 
-void Runner::draft(std::vector<HeadPart> parts) {
-  if (parts.empty()) return;
-  const ModelOptions& o = model_->options();
-  for (HeadPart& p : parts) {
-    // The next round needs a row for the pending token and each draft.
-    const int length = p.start + static_cast<int>(p.tokens.size());
-    const int room = p.session->reserve(length + 1 + p.n_drafts) - length - 1;
-    p.n_drafts = std::clamp(p.n_drafts, 0, std::max(0, std::min(room, o.max_window - 1)));
-  }
+// Lands a part that could not begin, with the exception that is being handled.
+void Runner::leave_out(const SessionRef& session) {
+  LandedPart part;
+  part.session = session;
+  part.error = std::current_exception();
   try {
-    const std::unique_ptr<CommandBuffer> cb = model_->device()->command_buffer();
-    record_head(*cb, parts);
-    cb->signal(done_, ++passes_);
-    cb->commit();
-    done_->wait(passes_);
+    throw;
+  } catch (const OutOfPages&) {
+    part.short_of_pages = true;
   } catch (...) {
-    for (const HeadPart& p : parts) p.session->poison();
+  }
+  left_out_.push_back(std::move(part));
+}
+
+void Runner::commit(CommandBuffer& cb, Pass pass) {
+  pass.value = ++n_committed_;
+  cb.signal(done_, pass.value);
+  cb.commit();
+  passes_.push_back(std::move(pass));
+  next_slot_ = (next_slot_ + 1) % Model::kSlots;
+}
+
+void Runner::commit_prompt(std::span<const ChunkPart> parts) {
+  // The host's tables are one.
+  while (std::any_of(passes_.begin(), passes_.end(), [](const Pass& p) { return !p.is_round; }) ||
+         in_flight() == kMost) {
+    for (LandedPart& part : land()) left_out_.push_back(std::move(part));
+  }
+  Pass pass;
+  pass.slot = next_slot_;
+  std::vector<Part> taken;
+  for (const ChunkPart& p : parts) taken.push_back({p.session.get(), p.tokens, false});
+  check(taken);
+  // A part that cannot begin is left out: a page that is missing is its own alone.
+  std::vector<const ChunkPart*> chunks;
+  taken.clear();
+  std::vector<int32_t> first_rows;
+  const Model::HostTables tables = model_->host_tables();
+  PassBounds bounds;
+  for (const ChunkPart& p : parts) {
+    if (p.session->closed()) continue;
+    const Part part = {p.session.get(), p.tokens, false};
+    try {
+      if (p.last) reply_of(*p.session);
+      first_rows.push_back(begin_part(part, bounds));
+    } catch (...) {
+      leave_out(p.session);
+      continue;
+    }
+    taken.push_back(part);
+    chunks.push_back(&p);
+  }
+  if (taken.empty()) return;
+
+  const std::vector<AbsorbPart> absorbed = absorb_parts(taken);
+  Window* windows = model_->windows(pass.slot);
+  uint32_t n_windows = 0;
+  int most_drafts = 0;
+  Model::Wanted wanted = wanted_;
+  PassBounds head;
+  for (size_t i = 0; i < taken.size(); ++i) {
+    const ChunkPart& p = *chunks[i];
+    const int n = static_cast<int>(p.tokens.size()), length = p.session->length() + n;
+    pass.entries.push_back({p.session, n, p.last ? static_cast<int>(n_windows) : -1, -1});
+    for (const AbsorbPart& a : absorbed) {
+      if (a.session == p.session.get())
+        pass.entries.back().head_length = a.start + static_cast<int>(a.tokens.size());
+    }
+    if (!p.last) continue;
+    Reply& reply = reply_of(*p.session);
+    wanted.logprobs |= reply.options.sampling.logprobs >= 0;
+    fill_counts(*p.session, reply, length);
+    const int32_t last_row = first_rows[i] + n - 1;
+    const int most = std::clamp(std::max(p.drafts.head, p.drafts.copied), 0, max_window() - 1);
+    const int room = std::clamp(p.session->reserve(length + most) - length, 0, most);
+    const int n_drafts = std::min(p.drafts.head, room), n_copied = std::min(p.drafts.copied, room);
+    windows[n_windows] = {p.session->reply_address(),      1,          n_drafts, 0, last_row, 1,
+                          static_cast<int32_t>(n_windows), length - 1, n_copied};
+    tables.logit_rows[n_windows] = last_row;
+    tables.draws[n_windows] = {p.session->reply_address(), length, length};
+    ++n_windows;
+    most_drafts = std::max(most_drafts, n_drafts);
+    wanted.copies |= n_copied > 0;
+    head.max_length = std::max(head.max_length, static_cast<uint32_t>(length));
+  }
+  *tables.counts = {{static_cast<int32_t>(bounds.n_rows), static_cast<int32_t>(bounds.n_sequences),
+                     static_cast<int32_t>(n_windows), 0}};
+  const std::unique_ptr<CommandBuffer> cb = model_->device()->command_buffer();
+  model_->record_rows(*cb, Model::Tables::kHost, bounds);
+  record_absorb(*cb, absorbed);
+  if (n_windows) {
+    model_->record_logits(*cb, Model::Tables::kHost, n_windows);
+    model_->record_verdict(*cb, Model::Tables::kHost, pass.slot, n_windows, n_windows, wanted,
+                           static_cast<uint32_t>(n_valid_));
+    if (model_->has_head()) {
+      head.n_rows = head.n_sequences = n_windows;
+      model_->record_drafts(*cb, n_windows, head, static_cast<uint32_t>(most_drafts),
+                            static_cast<uint32_t>(n_valid_));
+    }
+  }
+  commit(*cb, std::move(pass));
+}
+
+int Runner::commit_round(std::span<const RoundPart> parts) {
+  if (in_flight() == kMost) throw Error("round: too many passes are in flight");
+  Pass pass;
+  pass.slot = next_slot_;
+  pass.is_round = true;
+  Window* windows = model_->windows(pass.slot);
+  PassBounds bounds;
+  int most_drafts = 0;
+  Model::Wanted wanted = wanted_;
+  const auto n_sequences =
+      std::count_if(parts.begin(), parts.end(), [](const RoundPart& p) { return !p.session->closed(); });
+  if (n_sequences > std::min(model_->options().max_sequences, max_round())) {
+    throw InvalidArgument("round of " + std::to_string(n_sequences) + " sequences, at most " +
+                          std::to_string(std::min(model_->options().max_sequences, max_round())) +
+                          " are allowed");
+  }
+  int spare = max_round() - static_cast<int>(n_sequences);
+  for (const RoundPart& p : parts) {
+    int n_rows = std::clamp(p.n_rows, 1, std::min(max_window(), 1 + spare));
+    int n_ahead = std::clamp(std::max(p.drafts.head, p.drafts.copied), 0, max_window() - 1);
+    try {
+      if (p.session->closed()) continue;
+      wanted.logprobs |= reply_of(*p.session).options.sampling.logprobs >= 0;
+      const Session::Ready ready = p.session->try_begin_round(n_rows, n_ahead);
+      if (ready == Session::Ready::kClosed) continue;
+      if (ready == Session::Ready::kNoPages) throw OutOfPages("all pages of the cache are in use");
+    } catch (...) {
+      leave_out(p.session);
+      continue;
+    }
+    spare -= n_rows - 1;
+    const int n_drafts = std::min(p.drafts.head, n_ahead), n_copied = std::min(p.drafts.copied, n_ahead);
+    most_drafts = std::max(most_drafts, n_drafts);
+    wanted.copies |= n_copied > 0;
+    windows[bounds.n_sequences] = {p.session->reply_address(), n_rows, n_drafts, 1, 0, 0, 0, 0, n_copied};
+    pass.entries.push_back({p.session, n_rows, static_cast<int>(bounds.n_sequences), -1});
+    ++bounds.n_sequences;
+    bounds.n_rows += static_cast<uint32_t>(n_rows);
+    bounds.max_length = std::max(bounds.max_length, static_cast<uint32_t>(p.session->most_length()));
+  }
+  if (!bounds.n_sequences) return 0;
+  const auto n_valid = static_cast<uint32_t>(n_valid_);
+  std::unique_ptr<CommandBuffer> cb = model_->device()->command_buffer();
+  model_->record_round_rows(*cb, pass.slot, bounds.n_sequences);
+  model_->record_rows(*cb, Model::Tables::kRound, bounds);
+  model_->record_logits(*cb, Model::Tables::kRound, bounds.n_rows);
+  model_->record_verdict(*cb, Model::Tables::kRound, pass.slot, bounds.n_sequences, bounds.n_rows, wanted,
+                         n_valid);
+  if (model_->has_head()) {
+    if (serial_drafts_) {
+      cb->signal(done_, ++n_committed_);
+      cb->commit();
+      try {
+        done_->wait(n_committed_);
+      } catch (...) {
+        pass.error = std::current_exception();
+      }
+      cb = model_->device()->command_buffer();
+    }
+    model_->record_drafts(*cb, bounds.n_sequences, bounds, static_cast<uint32_t>(most_drafts), n_valid);
+  }
+  const int n = static_cast<int>(bounds.n_sequences);
+  commit(*cb, std::move(pass));
+  return n;
+}
+
+std::vector<Drawn> Runner::drawn(const Model::Results& results, int window, const Reply& reply) const {
+  const Landed& landed = results.landed[window];
+  std::vector<Drawn> tokens;
+  for (int i = 0; i < landed.n_tokens; ++i) {
+    const auto row = static_cast<size_t>(landed.first_logits + i);
+    Drawn drawn = {landed.tokens[i], {}, wanted_.hashes ? results.hashes[row] : 0};
+    if (reply.options.sampling.logprobs >= 0 && drawn.token >= 0) {
+      drawn.logprobs.chosen = results.chosen[row];
+      const size_t first = row * kMaxTop;
+      for (size_t k = 0; k < kMaxTop && results.top_ids[first + k] >= 0; ++k) {
+        drawn.logprobs.top.emplace_back(results.top_ids[first + k], results.top_values[first + k]);
+      }
+    }
+    tokens.push_back(std::move(drawn));
+  }
+  return tokens;
+}
+
+std::vector<LandedPart> Runner::land() {
+  std::vector<LandedPart> out = std::move(left_out_);
+  left_out_.clear();
+  if (passes_.empty()) return out;
+  const Pass pass = std::move(passes_.front());
+  passes_.pop_front();
+  std::exception_ptr error = pass.error;
+  try {
+    done_->wait(pass.value);
+  } catch (...) {
+    if (!error) error = std::current_exception();
+  }
+  const Model::Results results = model_->results(pass.slot);
+  for (const Pass::Entry& e : pass.entries) {
+    LandedPart part;
+    part.session = e.session;
+    part.is_round = pass.is_round;
+    if (error) {
+      part.error = error;
+      e.session->fail();
+    } else {
+      const Landed* landed = e.window >= 0 ? &results.landed[e.window] : nullptr;
+      const bool closed = e.session->closed();
+      if (landed && !closed) {
+        Reply& reply = reply_of(*e.session);
+        part.tokens = drawn(results, e.window, reply);
+        part.ended = landed->ended;
+        part.n_head = landed->n_head;
+        part.n_copied = landed->n_copied;
+        if (pass.is_round && landed->n_tokens) {
+          part.proposed = landed->n_verified;
+          part.accepted = landed->n_accepted;
+          part.copied = landed->copied;
+          reply.draft_counts.proposed += part.proposed;
+          reply.draft_counts.accepted += part.accepted;
+        }
+      }
+      const bool with_head = !closed && landed && reply_of(*e.session).has_head;
+      if (pass.is_round) {
+        e.session->end_round(e.n_rows, *landed, with_head);
+      } else {
+        if (e.head_length >= 0) e.session->end_head(e.head_length);
+        e.session->end(e.n_rows, false);
+        if (with_head) e.session->end_head(e.session->length());
+      }
+    }
+    out.push_back(std::move(part));
+  }
+  return out;
+}
+
+void Runner::run(std::span<const Part> parts, std::vector<float>* all) {
+  if (in_flight()) throw InvalidArgument("forward: passes are in flight");
+  check(parts);
+  const std::vector<AbsorbPart> absorbed = all ? absorb_parts(parts) : std::vector<AbsorbPart>();
+  PassBounds bounds;
+  try {
+    for (const Part& p : parts) begin_part(p, bounds);
+  } catch (...) {
+    for (size_t i = 0; i < bounds.n_sequences; ++i) parts[i].session->fail();
     throw;
   }
-  for (size_t i = 0; i < parts.size(); ++i) {
-    const HeadPart& p = parts[i];
-    p.session->end_head(p.start + static_cast<int>(p.tokens.size()));
-    Reply& reply = reply_of(*p.session);
-    reply.drafts.clear();
-    for (int step = 0; step < p.n_drafts; ++step) reply.drafts.push_back(model_->head_tables(step).best[i]);
+  const Model::HostTables tables = model_->host_tables();
+  const size_t at_once = static_cast<size_t>(max_round()),
+               vocab = static_cast<size_t>(model_->config().vocab_size), n_wanted = all ? bounds.n_rows : 0;
+  try {
+    for (size_t first = 0; first == 0 || first < n_wanted; first += at_once) {
+      const size_t n = std::min(at_once, n_wanted - first);
+      for (size_t i = 0; i < n; ++i) tables.logit_rows[i] = static_cast<int32_t>(first + i);
+      *tables.counts = {{static_cast<int32_t>(bounds.n_rows), static_cast<int32_t>(bounds.n_sequences),
+                         static_cast<int32_t>(n), 0}};
+      const std::unique_ptr<CommandBuffer> cb = model_->device()->command_buffer();
+      if (first == 0) {
+        model_->record_rows(*cb, Model::Tables::kHost, bounds);
+        record_absorb(*cb, absorbed);
+      }
+      if (n) model_->record_logits(*cb, Model::Tables::kHost, static_cast<uint32_t>(n));
+      cb->signal(done_, ++n_committed_);
+      cb->commit();
+      done_->wait(n_committed_);
+      if (all) all->insert(all->end(), model_->logits(), model_->logits() + n * vocab);
+    }
+  } catch (...) {
+    for (const Part& p : parts) p.session->fail();
+    throw;
   }
+  for (const Part& p : parts) p.session->end(static_cast<int>(p.tokens.size()), p.is_window);
+  for (const AbsorbPart& p : absorbed) p.session->end_head(p.start + static_cast<int>(p.tokens.size()));
 }
 
 std::vector<float> Runner::forward(std::span<const Part> parts) {
   std::vector<float> logits;
-  run(parts, Want::kAll, &logits, true);
+  run(parts, &logits);
   return logits;
 }
 
 void Runner::settle(Session& session) {
   if (session.settled()) return;
   const Part part = {&session, {}, true};
-  run({&part, 1}, Want::kNothing, nullptr, false);
+  run({&part, 1}, nullptr);
 }
 
-// Draws from a row of logits; the token takes `position`.
-Drawn Runner::draw(Reply& reply, size_t logits_row, int64_t position) const {
-  const auto vocab = static_cast<size_t>(model_->config().vocab_size);
-  const std::span row(model_->logits() + logits_row * vocab, vocab);
-  // Where nothing but the largest value counts, the argmax kernel has found it.
-  Drawn drawn = {reply.sampling.is_argmax()
-                     ? model_->best()[logits_row]
-                     : flashnext::draw(row, n_valid_, reply.sampling, &reply.counts, position),
-                 {}};
-  if (std::isnan(row[static_cast<size_t>(drawn.token)])) {  // NaN is drawn only where there is nothing else
-    reply.pending = -1;
-    return {-1, {}};
-  }
-  const auto token = static_cast<size_t>(drawn.token);
-  if (reply.sampling.penalizes()) ++reply.counts.reply[token];
-  if (reply.sampling.logprobs >= 0)
-    drawn.logprobs = logprobs(row, n_valid_, drawn.token, reply.sampling.logprobs);
-  reply.pending = drawn.token;
-  return drawn;
-}
-
-std::vector<Drawn> Runner::prompt(Session& session, std::span<const int32_t> tokens, bool last,
+std::vector<Drawn> Runner::prompt(const SessionRef& session, std::span<const int32_t> tokens, bool last,
                                   const Sampling& sampling, int n_drafts) {
-  sampling.check(n_valid_);
   if (static_cast<int>(tokens.size()) > max_chunk()) {
     throw InvalidArgument("prompt chunk of " + std::to_string(tokens.size()) + " tokens, at most " +
                           std::to_string(max_chunk()) + " are allowed");
   }
-  const Part part = {&session, tokens, false};
-  run({&part, 1}, last ? Want::kLast : Want::kNothing, nullptr, true);
-  if (!session.attachment) session.attachment = std::make_unique<Reply>();
-  Reply& reply = *static_cast<Reply*>(session.attachment.get());
-  reply.sampling = sampling;
-  if (sampling.penalizes()) {
-    reply.counts.prompt.resize(static_cast<size_t>(n_valid_));
-    reply.counts.reply.resize(static_cast<size_t>(n_valid_));
-    for (const int32_t t : tokens) {
-      if (t < n_valid_) ++reply.counts.prompt[static_cast<size_t>(t)];
-    }
+  sampling.check(n_valid_);
+  if (last) begin(*session, {sampling, {}, session->length() + static_cast<int>(tokens.size()), 0, {}});
+  const ChunkPart part = {session, {tokens.begin(), tokens.end()}, last, {n_drafts, 0}};
+  commit_prompt({&part, 1});
+  std::vector<Drawn> out;
+  for (const LandedPart& landed : land()) {
+    if (landed.error) std::rethrow_exception(landed.error);
+    out = landed.tokens;
   }
-  if (!last) return {};
-  const int length = session.length();
-  const Drawn drawn = draw(reply, 0, length);
-  if (drawn.token >= 0 && model_->has_head() && session.head_length() == length - 1) {
-    draft({{&session, static_cast<int>(tokens.size()) - 1, false, {drawn.token}, length - 1, -1, n_drafts}});
-  }
-  return {drawn};
+  return out;
 }
 
-std::vector<std::vector<Drawn>> Runner::round(std::span<Session* const> sessions,
+std::vector<std::vector<Drawn>> Runner::round(std::span<const SessionRef> sessions,
                                               std::span<const int> n_drafts) {
   if (n_drafts.size() != sessions.size()) {
     throw InvalidArgument("round: " + std::to_string(n_drafts.size()) + " draft limits for " +
                           std::to_string(sessions.size()) + " sessions");
   }
-  std::vector<std::vector<int32_t>> windows;
-  std::vector<Part> parts;
-  for (const Session* s : sessions) {
-    const Reply& reply = reply_of(*s);
-    windows.push_back({reply.pending});
-    windows.back().insert(windows.back().end(), reply.drafts.begin(), reply.drafts.end());
+  std::vector<RoundPart> parts;
+  for (size_t i = 0; i < sessions.size(); ++i) parts.push_back({sessions[i], max_window(), {n_drafts[i], 0}});
+  commit_round(parts);
+  std::vector<std::vector<Drawn>> out(sessions.size());
+  for (LandedPart& landed : land()) {
+    if (landed.error) std::rethrow_exception(landed.error);
+    const auto at = std::find(sessions.begin(), sessions.end(), landed.session);
+    out[static_cast<size_t>(at - sessions.begin())] = std::move(landed.tokens);
   }
-  trim(windows, static_cast<size_t>(model_->options().max_round));
-  for (size_t i = 0; i < sessions.size(); ++i) parts.push_back({sessions[i], windows[i], true});
-  run(parts, Want::kAll, nullptr, false);
-  std::vector<std::vector<Drawn>> all;
-  std::vector<HeadPart> head;
-  int row = 0;
-  for (size_t i = 0; i < sessions.size(); ++i) {
-    Session& session = *sessions[i];
-    Reply& reply = reply_of(session);
-    const std::vector<int32_t>& window = windows[i];
-    const int start = session.length();
-    std::vector<Drawn> drawn;
-    std::vector<int32_t> next;
-    for (size_t r = 0; r < window.size(); ++r) {
-      if (r > 0 && window[r] != next.back()) break;
-      drawn.push_back(draw(reply, static_cast<size_t>(row) + r, start + static_cast<int64_t>(r) + 1));
-      next.push_back(drawn.back().token);
-      if (next.back() < 0) break;
-    }
-    const int kept = static_cast<int>(drawn.size());
-    session.keep(kept);
-    reply.drafts.clear();
-    reply.draft_counts.proposed += static_cast<int>(window.size()) - 1;
-    reply.draft_counts.accepted += kept - 1;
-    if (next.back() >= 0 && model_->has_head() && session.head_length() == start) {
-      head.push_back({&session, row, false, std::move(next), start, row + kept - 1, n_drafts[i]});
-    }
-    row += static_cast<int>(window.size());
-    all.push_back(std::move(drawn));
-  }
-  draft(std::move(head));
-  return all;
+  return out;
 }
 
-std::span<const int32_t> Runner::drafts(const Session& session) const { return reply_of(session).drafts; }
-const DraftCounts& Runner::draft_counts(const Session& session) const {
-  return reply_of(session).draft_counts;
+std::vector<int32_t> Runner::drafts(Session& session) const {
+  reply_of(session);
+  const ReplyState& r = session.reply();
+  const auto first = session.text().begin() + r.length + 1;
+  return {first, first + r.n_drafts};
 }
+
+DraftCounts Runner::draft_counts(const Session& session) const { return reply_of(session).draft_counts; }
 
 }  // namespace flashnext

@@ -1,6 +1,12 @@
 // Runs passes over sessions: prompt chunks, windows and rounds.
+//
+// A pass is committed without waiting for the one before it, and landed later: everything that one round
+// hands to the next (what was drawn, what was kept, the drafts) stays on the device. commit_..() and land()
+// are the way of the engine; prompt(), round() and forward() commit one pass and land it.
 #pragma once
 
+#include <deque>
+#include <exception>
 #include <memory>
 #include <span>
 #include <vector>
@@ -11,17 +17,27 @@
 
 namespace flashnext {
 
-// One sequence's part of a pass.
+// One sequence's part of a pass of forward().
 struct Part {
   Session* session;
   std::span<const int32_t> tokens;
   bool is_window;
 };
 
-// A token that a round drew.
+// A token that was drawn.
 struct Drawn {
-  int32_t token;      // -1: all logits are NaN, and the session has no pending token any more
-  Logprobs logprobs;  // where the sampling asks for them
+  int32_t token;             // -1: all logits are NaN, and the reply has ended
+  Logprobs logprobs;         // where the sampling asks for them
+  uint64_t logits_hash = 0;  // of the row it was drawn from, where hashes are kept
+};
+
+// How a reply is made.
+struct ReplyOptions {
+  Sampling sampling;
+  std::vector<int32_t> stop_ids;  // that end it
+  int n_prompt = 0;               // tokens of the prompt; what is read beyond them is a reply that goes on
+  int end = 0;                    // positions of prompt and reply together at which it ends; 0: the context's
+  std::vector<int32_t> known;     // tokens of the reply that rounds will draw again
 };
 
 // Of one reply: how many drafts were verified, and how many of them kept.
@@ -29,27 +45,84 @@ struct DraftCounts {
   int proposed = 0, accepted = 0;
 };
 
+// How many drafts a pass makes for the round after: copies of the sequence's own text where there are any,
+// else by the draft head.
+struct MostDrafts {
+  int head = 0, copied = 0;
+};
+
+// The next tokens of a prompt. With `last`, the first token of its reply is drawn, and drafts behind it.
+struct ChunkPart {
+  SessionRef session;
+  std::vector<int32_t> tokens;
+  bool last = false;
+  MostDrafts drafts = {};
+};
+
+// A sequence's part of a round: at most n_rows rows, its pending token and drafts.
+struct RoundPart {
+  SessionRef session;
+  int n_rows = 1;
+  MostDrafts drafts = {};
+};
+
+// What a pass came to for one sequence.
+struct LandedPart {
+  SessionRef session;
+  std::vector<Drawn> tokens;
+  bool is_round = false;               // else a prompt chunk
+  bool ended = false;                  // a stop id, the end or NaN: it has no rounds any more
+  int proposed = 0, accepted = 0;      // drafts that were verified and kept
+  bool copied = false;                 // they were copies
+  int n_head = 0, n_copied = 0;        // drafts that wait for the next round
+  bool short_of_pages = false;         // it took no part: there was no page for it
+  std::exception_ptr error = nullptr;  // why it took no part, or failed; then only close() is allowed
+};
+
 // Owns the order of passes over one model. One thread at a time.
 class Runner {
  public:
   // n_valid: token ids at or beyond it (padding of the vocabulary) are never drawn.
-  Runner(std::shared_ptr<Model> model, int n_valid);
+  // serial_drafts: drafts are made when the host has seen the verdict.
+  Runner(std::shared_ptr<Model> model, int n_valid, bool serial_drafts = false);
+  ~Runner();
 
+  const Model& model() const { return *model_; }
+  const std::shared_ptr<Model>& model_ref() const { return model_; }
   int max_chunk() const { return model_->options().max_chunk; }
-  int max_window() const { return model_->options().max_window; }
+  int max_window() const { return std::min(model_->options().max_window, kMaxWindow); }
+  int max_round() const { return model_->options().max_round; }
+
+  // Before the chunk that reads the last token of the prompt. Throws InvalidArgument naming what is out of
+  // range.
+  void begin(Session& session, const ReplyOptions& options);
+  // Commits one prompt pass; waits for the one before it. Parts that cannot take part are left out, and
+  // landed with their error. Throws InvalidArgument where together they are too many.
+  void commit_prompt(std::span<const ChunkPart> parts);
+  // Commits a round. Returns how many sequences take part; without any nothing is committed. Those that do
+  // not are landed: with short_of_pages or their error.
+  int commit_round(std::span<const RoundPart> parts);
+  // Passes in flight; at most kMost.
+  int in_flight() const { return static_cast<int>(passes_.size()); }
+  static constexpr int kMost = Model::kSlots - 1;
+  // Waits for the oldest pass in flight. Returns what it came to, and what was left out since the last call;
+  // nothing where nothing is in flight.
+  std::vector<LandedPart> land();
 
   // Reads one prompt chunk. With `last`, draws the first reply token, and up to n_drafts drafts for the first
   // round; without it nothing is drawn.
-  std::vector<Drawn> prompt(Session& session, std::span<const int32_t> tokens, bool last,
+  std::vector<Drawn> prompt(const SessionRef& session, std::span<const int32_t> tokens, bool last,
                             const Sampling& sampling, int n_drafts = 0);
   // One round: feeds each session's pending token and its drafts, draws behind each row as long as the drafts
   // are what was drawn, and returns what was drawn, one token or more a session. n_drafts: most drafts of
   // each session's next round.
-  std::vector<std::vector<Drawn>> round(std::span<Session* const> sessions, std::span<const int> n_drafts);
+  std::vector<std::vector<Drawn>> round(std::span<const SessionRef> sessions, std::span<const int> n_drafts);
   // The drafts that the session's next round verifies.
-  std::span<const int32_t> drafts(const Session& session) const;
-  const DraftCounts& draft_counts(const Session& session) const;
+  std::vector<int32_t> drafts(Session& session) const;
+  DraftCounts draft_counts(const Session& session) const;
 
+  // Tests: whether passes hash the logits that tokens are drawn from.
+  void keep_hashes(bool keep) { wanted_.hashes = keep; }
   // Tests: one pass over all parts, the logits of every row, [n_rows of all parts, vocab]. Rows of windows
   // wait for keep().
   std::vector<float> forward(std::span<const Part> parts);
@@ -58,31 +131,50 @@ class Runner {
 
  private:
   struct Reply;
-  enum class Want { kNothing, kLast, kAll };
-  // Rows that the draft head absorbs for one session, and how many tokens it drafts behind the last of them.
-  struct HeadPart {
+  // A committed pass: what it is over, and where its results will lie.
+  struct Pass {
+    struct Entry {
+      SessionRef session;
+      int n_rows;
+      int window;       // index of its window; -1: a chunk that is not the last
+      int head_length;  // after a chunk; -1: left alone
+    };
+    std::vector<Entry> entries;
+    bool is_round = false;
+    int slot = 0;
+    uint64_t value = 0;
+    std::exception_ptr error = nullptr;  // that is known already
+  };
+  // Rows that the draft head absorbs of a prompt chunk.
+  struct AbsorbPart {
     Session* session;
     int source;                   // row j reads the streams of row source + j of the pass,
     bool carried;                 // save the first, which reads what the session carries
     std::vector<int32_t> tokens;  // behind each row
     int start;                    // position of its first row
-    int last_row;                 // of the pass, whose streams the session carries on; -1: it does already
-    int n_drafts;
+    int last_row;                 // of the pass, whose streams the session carries on
   };
 
-  void run(std::span<const Part> parts, Want want, std::vector<float>* all, bool absorb);
-  void check(std::span<const Part> parts) const;
-  void record_head(CommandBuffer& cb, std::vector<HeadPart>& parts) const;  // sorts them
-  std::vector<HeadPart> prompt_head(std::span<const Part> parts) const;
   static Reply& reply_of(const Session& session);
-  // Absorbs, and leaves the drafts with the sessions.
-  void draft(std::vector<HeadPart> parts);
-  Drawn draw(Reply& reply, size_t logits_row, int64_t position) const;
+  void check(std::span<const Part> parts) const;
+  void fill_counts(Session& session, const Reply& reply, int n_read) const;
+  std::vector<AbsorbPart> absorb_parts(std::span<const Part> parts) const;
+  void record_absorb(CommandBuffer& cb, const std::vector<AbsorbPart>& parts) const;
+  int32_t begin_part(const Part& part, PassBounds& bounds);
+  void run(std::span<const Part> parts, std::vector<float>* all);
+  void leave_out(const SessionRef& session);
+  void commit(CommandBuffer& cb, Pass pass);
+  std::vector<Drawn> drawn(const Model::Results& results, int window, const Reply& reply) const;
 
   std::shared_ptr<Model> model_;
   int n_valid_;
+  bool serial_drafts_;
+  Model::Wanted wanted_;
   EventRef done_;
-  uint64_t passes_ = 0;
+  uint64_t n_committed_ = 0;
+  int next_slot_ = 0;
+  std::deque<Pass> passes_;
+  std::vector<LandedPart> left_out_;
 };
 
 }  // namespace flashnext

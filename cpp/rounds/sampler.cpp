@@ -2,12 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "base/error.h"
+#include "base/exact_math.h"
 #include "base/hash.h"
 #include "metal/params.h"
-#include "rounds/exact_math.h"
 
 namespace flashnext {
 namespace {
@@ -55,12 +56,7 @@ void Sampling::check(int n_valid) const {
   }
 }
 
-float gumbel(uint64_t seed, int64_t position, int32_t id) {
-  const uint64_t h = splitmix64(splitmix64(seed ^ splitmix64(static_cast<uint64_t>(position))) ^
-                                static_cast<uint64_t>(static_cast<uint32_t>(id)));
-  const float u = (static_cast<float>(h >> 41) + 0.5f) * 0x1p-23f;
-  return -exact_log(-exact_log(u));
-}
+float gumbel(uint64_t seed, int64_t position, int32_t id) { return noise(noise_key(seed, position), id); }
 
 uint64_t choice_seed(uint64_t seed, int choice) {
   return choice == 0 ? seed : splitmix64(seed ^ splitmix64(static_cast<uint64_t>(choice)));
@@ -123,8 +119,11 @@ Logprobs logprobs(std::span<const float> logits, int n_valid, int32_t token, int
   Logprobs out;
   if (all.empty()) return out;
   const float max = std::min_element(all.begin(), all.end(), before)->value;
-  const float log_sum = exact_log(vocabulary_sum(all, max));
-  const auto value = [&](float x) { return (x - max) - log_sum; };
+  const bool sound = std::isfinite(max);
+  const float log_sum = sound ? exact_log(vocabulary_sum(all, max)) : 0;
+  const auto value = [&](float x) {
+    return sound ? (x - max) - log_sum : std::numeric_limits<float>::quiet_NaN();
+  };
   out.chosen = value(logits[static_cast<size_t>(token)]);
   const size_t n = std::min(static_cast<size_t>(std::max(n_top, 0)), all.size());
   std::partial_sort(all.begin(), all.begin() + static_cast<ptrdiff_t>(n), all.end(), before);

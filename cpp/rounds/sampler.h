@@ -53,7 +53,8 @@ uint64_t choice_seed(uint64_t seed, int choice);
 int32_t draw(std::span<const float> logits, int n_valid, const Sampling& sampling, const TokenCounts* counts,
              int64_t position);
 
-// Log-probability of `token` and of the likeliest ids under the unmodified distribution.
+// Log-probability of `token` and of the likeliest ids under the unmodified distribution; NaN where the
+// largest logit is infinite.
 Logprobs logprobs(std::span<const float> logits, int n_valid, int32_t token, int n_top);
 
 }  // namespace flashnext

@@ -21,7 +21,13 @@ PagePool::PagePool(DeviceRef device, size_t page_bytes, int n_pages)
   references_.resize(static_cast<size_t>(n_pages));
 }
 
+int PagePool::n_free() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(free_.size()) + n_pages_ - n_made_;
+}
+
 int PagePool::take() {
+  const std::lock_guard lock(mutex_);
   int page;
   if (!free_.empty()) {
     page = free_.back();
@@ -41,23 +47,30 @@ int PagePool::take() {
   return page;
 }
 
-void PagePool::share(int page) { ++references_.at(static_cast<size_t>(page)); }
+void PagePool::share(int page) {
+  const std::lock_guard lock(mutex_);
+  ++references_.at(static_cast<size_t>(page));
+}
 
 void PagePool::release(int page) {
+  const std::lock_guard lock(mutex_);
   if (--references_.at(static_cast<size_t>(page)) == 0) free_.push_back(page);
 }
 
 std::byte* PagePool::host(int page) const {
+  const std::lock_guard lock(mutex_);
   return slabs_[static_cast<size_t>(page / kSlabPages)]->host() +
          static_cast<size_t>(page % kSlabPages) * page_bytes_;
 }
 
 uint64_t PagePool::address(int page) const {
+  const std::lock_guard lock(mutex_);
   return slabs_[static_cast<size_t>(page / kSlabPages)]->address() +
          static_cast<size_t>(page % kSlabPages) * page_bytes_;
 }
 
 size_t PagePool::allocated_bytes() const {
+  const std::lock_guard lock(mutex_);
   size_t n = 0;
   for (const BufferRef& slab : slabs_) n += slab->size_bytes();
   return n;

@@ -1,14 +1,15 @@
 // The pages that hold the attention caches of all sequences.
 #pragma once
 
+#include <mutex>
 #include <vector>
 
 #include "device/device.h"
 
 namespace flashnext {
 
-// Pages of one size with counted references, in slabs that are allocated when first needed. Used by one
-// thread.
+// Pages of one size with counted references, in slabs that are allocated when first needed. May be used from
+// any thread.
 class PagePool {
  public:
   // Allocates nothing yet. n_pages > 0.
@@ -21,7 +22,7 @@ class PagePool {
   uint64_t address(int page) const;
   std::byte* host(int page) const;
 
-  int n_free() const { return static_cast<int>(free_.size()) + n_pages_ - n_made_; }
+  int n_free() const;
   int n_pages() const { return n_pages_; }
   size_t page_bytes() const { return page_bytes_; }
   size_t allocated_bytes() const;
@@ -30,6 +31,7 @@ class PagePool {
   DeviceRef device_;
   size_t page_bytes_;
   int n_pages_;
+  mutable std::mutex mutex_;
   int n_made_ = 0;  // pages that slabs exist for, or that were handed out from the last one
   std::vector<BufferRef> slabs_;
   std::unique_ptr<ResidencySet> resident_;

@@ -1,5 +1,6 @@
 #include "session/session.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/error.h"
@@ -28,10 +29,12 @@ Session::Session(std::shared_ptr<const Model> model, std::shared_ptr<PagePool> p
     throw InvalidArgument("session: the page pool was made for another model");
   }
   Device& device = *model_->device();
-  const size_t max_pages = static_cast<size_t>(model_->options().context) / kPageTokens + 2;
-  page_table_ = device.allocate(max_pages * sizeof(uint64_t));
+  const auto context = static_cast<size_t>(model_->options().context);
+  page_table_ = device.allocate((context / kPageTokens + 2) * sizeof(uint64_t));
   block_ = device.allocate(model_->state_layout().block_bytes);
   for (BufferRef& b : unsettled_) b = device.allocate(model_->state_layout().unsettled_bytes);
+  text_ = device.allocate((context + 2 * kMaxWindow) * sizeof(int32_t));
+  reply_ = device.allocate(sizeof(ReplyState));
   // The n-gram table reads the segment token where there is nothing before.
   const Config& c = model_->config();
   for (const StateLayout::Ple& p : model_->state_layout().ples) {
@@ -40,19 +43,63 @@ Session::Session(std::shared_ptr<const Model> model, std::shared_ptr<PagePool> p
   }
 }
 
-Session::~Session() { close(); }
+Session::~Session() { release(); }
+
+int Session::length() const {
+  const std::lock_guard lock(mutex_);
+  return length_;
+}
+int Session::n_pages() const {
+  const std::lock_guard lock(mutex_);
+  return static_cast<int>(pages_.size());
+}
+int Session::most_length() const {
+  const std::lock_guard lock(mutex_);
+  return length_ + n_ahead_;
+}
+bool Session::closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+int Session::head_length() const {
+  const std::lock_guard lock(mutex_);
+  return head_length_;
+}
+bool Session::settled() const {
+  const std::lock_guard lock(mutex_);
+  return kept_ == 0;
+}
 
 void Session::close() {
-  if (closed_) return;
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  if (n_passes_ == 0) release();
+}
+
+void Session::release() {
   closed_ = true;
   for (const int page : pages_) pool_->release(page);
   pages_.clear();
-  page_table_ = block_ = unsettled_[0] = unsettled_[1] = nullptr;
+  page_table_ = block_ = unsettled_[0] = unsettled_[1] = text_ = reply_ = nullptr;
+  attachment = nullptr;
+}
+
+void Session::landed_pass() {
+  if (--n_passes_ == 0 && closed_) release();
+}
+
+void Session::fail() {
+  const std::lock_guard lock(mutex_);
+  broken_ = true;
+  landed_pass();
 }
 
 size_t Session::size_bytes() const {
+  const std::lock_guard lock(mutex_);
   size_t n = 0;
-  for (const BufferRef& b : {page_table_, block_, unsettled_[0], unsettled_[1]}) n += b ? b->size_bytes() : 0;
+  for (const BufferRef& b : {page_table_, block_, unsettled_[0], unsettled_[1], text_, reply_}) {
+    n += b ? b->size_bytes() : 0;
+  }
   return n;
 }
 
@@ -61,27 +108,49 @@ void Session::require_usable() const {
   if (broken_) throw InvalidArgument("session: a pass over it failed; close it and start again");
 }
 
-Sequence Session::begin(int n_rows, bool is_window) {
+std::shared_ptr<Session> Session::fork() const {
+  const std::lock_guard lock(mutex_);
   require_usable();
+  if (kept_ || window_ || n_passes_) {
+    throw InvalidArgument("session: only one that stands between prompt passes can be forked");
+  }
+  const auto other = std::make_shared<Session>(model_, pool_);
+  other->length_ = length_;
+  other->head_length_ = head_length_;
+  std::memcpy(other->block_->host(), block_->host(), block_->size_bytes());
+  std::memcpy(other->text_->host(), text_->host(), static_cast<size_t>(length_) * sizeof(int32_t));
+  if (length_ == 0) return other;
+  // The page of the last position is still written: the next rows, and the draft head's row of that position.
+  const size_t n_shared = static_cast<size_t>((length_ - 1) / kPageTokens);
+  auto* table = reinterpret_cast<uint64_t*>(other->page_table_->host());
+  for (size_t i = 0; i < n_shared; ++i) {
+    pool_->share(pages_[i]);
+    other->pages_.push_back(pages_[i]);
+    table[i] = pool_->address(pages_[i]);
+  }
+  other->take_pages(length_);
+  std::memcpy(pool_->host(other->pages_.back()), pool_->host(pages_[n_shared]), pool_->page_bytes());
+  return other;
+}
+
+Sequence Session::begin(int n_rows, bool is_window) {
+  const std::lock_guard lock(mutex_);
+  require_usable();
+  if (n_ahead_) throw InvalidArgument("session: rounds over it are in flight");
   const int context = model_->options().context;
   if (length_ + n_rows > context) {
     throw InvalidArgument("session: " + std::to_string(length_) + " + " + std::to_string(n_rows) +
                           " positions exceed the context of " + std::to_string(context));
   }
-  // Windows take pages two windows ahead, so that rounds may be recorded before the one in front has landed.
-  const int ahead = is_window && n_rows ? 2 * model_->options().max_window : 0;
   const size_t had = pages_.size();
   try {
-    take_pages(std::min(length_ + n_rows + ahead, context));
-  } catch (const OutOfPages&) {
-    const auto needed = static_cast<size_t>((length_ + n_rows + kPageTokens - 1) / kPageTokens);
-    if (pages_.size() < needed) {  // the pages ahead are a courtesy, these are not
-      while (pages_.size() > had) {
-        pool_->release(pages_.back());
-        pages_.pop_back();
-      }
-      throw;
+    take_pages(length_ + n_rows);
+  } catch (...) {
+    while (pages_.size() > had) {
+      pool_->release(pages_.back());
+      pages_.pop_back();
     }
+    throw;
   }
   Sequence s = {};
   s.page_table = page_table_->address();
@@ -92,6 +161,7 @@ Sequence Session::begin(int n_rows, bool is_window) {
   s.n_kept = kept_;
   s.start = length_;
   s.is_window = is_window;
+  ++n_passes_;
   return s;
 }
 
@@ -104,23 +174,32 @@ void Session::take_pages(int end) {
 }
 
 int Session::reserve(int end) {
-  require_usable();
-  end = std::min(end, model_->options().context);
+  const std::lock_guard lock(mutex_);
+  return reserve_pages(end);
+}
+
+int Session::reserve_pages(int end) {
+  const int context = model_->options().context;
   try {
-    take_pages(end);
+    take_pages(std::min(end, context));
   } catch (const OutOfPages&) {  // what there is has been taken
   }
-  return std::min(end, static_cast<int>(pages_.size()) * kPageTokens);
+  return std::min(static_cast<int>(pages_.size()) * kPageTokens, context);
 }
 
 Sequence Session::head_sequence() const {
-  require_usable();
   Sequence s = {};
   s.page_table = page_table_->address();
   return s;
 }
 
+void Session::end_head(int length) {
+  const std::lock_guard lock(mutex_);
+  head_length_ = length;
+}
+
 void Session::end(int n_rows, bool is_window) {
+  const std::lock_guard lock(mutex_);
   kept_ = 0;
   window_ = 0;
   if (is_window) {
@@ -128,9 +207,12 @@ void Session::end(int n_rows, bool is_window) {
   } else {
     length_ += n_rows;
   }
+  if (reply_) reinterpret_cast<ReplyState*>(reply_->host())->n_kept = 0;
+  landed_pass();
 }
 
 void Session::keep(int n) {
+  const std::lock_guard lock(mutex_);
   require_usable();
   if (n < 0 || n > window_) {
     throw InvalidArgument("session: cannot keep " + std::to_string(n) + " rows of a window of " +
@@ -140,6 +222,50 @@ void Session::keep(int n) {
   kept_ = n;
   window_ = 0;
   parity_ = 1 - parity_;
+}
+
+std::span<int32_t> Session::text() {
+  if (!text_) throw InvalidArgument("session: used after close");
+  return {reinterpret_cast<int32_t*>(text_->host()), text_->size_bytes() / sizeof(int32_t)};
+}
+
+ReplyState& Session::reply() {
+  if (!reply_) throw InvalidArgument("session: used after close");
+  auto& r = *reinterpret_cast<ReplyState*>(reply_->host());
+  r.page_table = page_table_->address();
+  r.state = block_->address();
+  for (int i = 0; i < 2; ++i) r.unsettled[i] = unsettled_[i]->address();
+  r.text = text_->address();
+  r.parity = parity_;
+  return r;
+}
+
+Session::Ready Session::try_begin_round(int& n_rows, int& n_ahead) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return Ready::kClosed;
+  require_usable();
+  // Rounds in flight have committed up to n_ahead_ positions that the host does not know of yet.
+  const int at = length_ + n_ahead_, context = model_->options().context;
+  const int reach = reserve_pages(at + n_rows + n_ahead);
+  // A reply whose end is in flight may seem to stand at the end of the context already: its round is empty.
+  if (reach <= at && at < context) return Ready::kNoPages;
+  n_rows = std::clamp(reach - at, 1, n_rows);
+  n_ahead = std::clamp(reach - at - n_rows, 0, n_ahead);
+  n_ahead_ += n_rows;
+  ++n_passes_;
+  return Ready::kYes;
+}
+
+void Session::end_round(int n_rows, const Landed& landed, bool with_head) {
+  const std::lock_guard lock(mutex_);
+  n_ahead_ -= n_rows;
+  if (landed.n_tokens) {
+    length_ = landed.length;
+    kept_ = landed.n_tokens;
+    parity_ = landed.parity;
+    if (with_head) head_length_ = length_;
+  }
+  landed_pass();
 }
 
 uint64_t Session::cache_hash(uint64_t h, std::span<const PageLayout::Layer> layers, int n_rows) const {
@@ -167,6 +293,7 @@ uint64_t Session::cache_hash(uint64_t h, std::span<const PageLayout::Layer> laye
 }
 
 uint64_t Session::state_hash() const {
+  const std::lock_guard lock(mutex_);
   require_usable();
   // The streams lie last; they are the draft head's.
   const StateLayout& state = model_->state_layout();
@@ -175,6 +302,7 @@ uint64_t Session::state_hash() const {
 }
 
 uint64_t Session::head_hash(int n) const {
+  const std::lock_guard lock(mutex_);
   require_usable();
   if (!model_->has_head() || n < 0 || n > head_length_) {
     throw InvalidArgument("session: the draft head has absorbed " + std::to_string(head_length_) +

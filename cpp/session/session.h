@@ -1,8 +1,9 @@
-// What one sequence owns on the device: its pages, its recurrent block and the inputs its last window left
-// unsettled.
+// What one sequence owns on the device: its pages, its recurrent block, the inputs its last window left
+// unsettled, its text and the state of its reply.
 #pragma once
 
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -11,9 +12,10 @@
 
 namespace flashnext {
 
-// Used by the thread that runs the rounds. A pass over a session begins with begin() and ends with end();
-// between them the device reads and writes it.
-class Session {
+// A pass over a session begins with begin() and ends with end(); between them the device reads and writes it.
+// Rounds begin with try_begin_round() and may follow each other before the first has landed. close() may be
+// called by any thread at any time, everything else by the one that runs the passes.
+class Session : public std::enable_shared_from_this<Session> {
  public:
   // Allocates the recurrent block and both unsettled buffers. Throws OutOfMemory.
   Session(std::shared_ptr<const Model> model, std::shared_ptr<PagePool> pool);
@@ -21,43 +23,65 @@ class Session {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
-  int length() const { return length_; }  // committed positions
-  int n_pages() const { return static_cast<int>(pages_.size()); }
+  int length() const;  // committed positions
+  int n_pages() const;
   size_t size_bytes() const;  // without pages
+  bool closed() const;
 
-  // Gives everything back; later use is refused. Idempotent.
+  // Gives everything back, as soon as no pass is in flight; later use is refused. Idempotent.
   void close();
+
+  // A session with the same committed positions, which shares all pages but the last. Between prompt passes
+  // only. Throws OutOfPages, OutOfMemory, or InvalidArgument while windows are unsettled or a pass is in
+  // flight.
+  std::shared_ptr<Session> fork() const;
 
   // The device's view of a pass of n_rows rows from the committed length on; takes the pages they need, two
   // windows ahead for a window. Throws InvalidArgument beyond the context or for a closed session, OutOfPages
   // with nothing changed.
   Sequence begin(int n_rows, bool is_window);
+  // Takes pages for positions below `end`, as far as there are any and the context reaches; returns how far
+  // they do.
+  int reserve(int end);
   // The pass has run: rows of a prompt chunk are committed, those of a window wait for keep().
   void end(int n_rows, bool is_window);
   // Commits the first n rows of the last window; the next pass settles them. Rows not kept never happened.
   void keep(int n);
   // Positions the draft head has absorbed: at most all committed ones. It absorbs a position when the token
   // behind it is known.
-  int head_length() const { return head_length_; }
+  int head_length() const;
   // Where the recurrent block lies; with a draft head it holds the streams of the last committed row.
   Slice block() const { return {block_, 0}; }
-  // Takes pages for positions below `end`, as far as there are any and the context reaches; returns how far
-  // they do.
-  int reserve(int end);
   // The device's view for the draft head: its pages.
   Sequence head_sequence() const;
-  void end_head(int length) { head_length_ = length; }
+  void end_head(int length);
 
-  // The pass failed: the state is unknown and only close() is allowed.
-  void poison() { broken_ = true; }
+  // Token ids by position: prompt, reply, and room for the drafts behind the pending token.
+  std::span<int32_t> text();
+  // The state of its reply, which the device keeps while rounds are in flight.
+  ReplyState& reply();
+  uint64_t reply_address() const { return reply_->address(); }
+
+  enum class Ready { kYes, kNoPages, kClosed };
+  // Begins a round of up to n_rows rows, behind which the draft head drafts up to n_ahead tokens, while
+  // others may be in flight. n_rows and n_ahead come back as far as the pages and the context reach; kNoPages
+  // where not even the pending token's row has one. Throws OutOfMemory where a slab cannot be allocated.
+  Ready try_begin_round(int& n_rows, int& n_ahead);
+  // Positions that the rounds in flight may come to.
+  int most_length() const;
+  // The round of n_rows rows has landed.
+  void end_round(int n_rows, const Landed& landed, bool with_head);
+  // A pass that begin() or try_begin_round() began has failed: the state is unknown and only close() is
+  // allowed.
+  void fail();
 
   // Hash of the recurrent block and all committed cache rows of the model's layers. Settled sessions only.
   uint64_t state_hash() const;
   // Hash of the draft head's first n cache rows.
   uint64_t head_hash(int n) const;
-  bool settled() const { return kept_ == 0; }
+  bool settled() const;
 
-  // What rounds keep with the session while it generates a reply.
+  // What rounds keep with the session while it generates a reply; freed with the session.
   struct Attachment {
     virtual ~Attachment() = default;
   };
@@ -68,15 +92,22 @@ class Session {
   uint64_t cache_hash(uint64_t h, std::span<const PageLayout::Layer> layers, int n_rows) const;
   // Takes pages for positions below `end`, or throws OutOfPages having taken those that there were.
   void take_pages(int end);
+  int reserve_pages(int end);
+  void landed_pass();
+  void release();
 
   std::shared_ptr<const Model> model_;
   std::shared_ptr<PagePool> pool_;
+  mutable std::mutex mutex_;
   std::vector<int> pages_;
-  BufferRef page_table_, block_, unsettled_[2];
+  BufferRef page_table_, block_, unsettled_[2], text_, reply_;
   int head_length_ = 0;
   int parity_ = 0;  // which unsettled buffer the next window writes
   int length_ = 0, window_ = 0, kept_ = 0;
+  int n_passes_ = 0, n_ahead_ = 0;  // in flight, and the rows of their windows
   bool closed_ = false, broken_ = false;
 };
+
+using SessionRef = std::shared_ptr<Session>;
 
 }  // namespace flashnext

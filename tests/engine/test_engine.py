@@ -488,12 +488,13 @@ def test_loading_tells_its_stages_and_refuses_by_name(tmp_path: Path) -> None:
     assert stages[-1] == "weights"
     with pytest.raises(CheckpointError, match="not found"):
         Engine(tmp_path)
-    for arguments, message in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"parallel": 0}, "parallel is 0, expected 1 to 64"),
         ({"round_rows": 65}, "round_rows is 65, expected 1 to 64"),
         ({"parallel": 33}, "parallel is 33, and a round has 32 rows"),
         ({"gap_ms": -1}, "gap_ms is -1, expected 0 or more"),
-    ):
+    ]
+    for arguments, message in wrong:
         with pytest.raises(InvalidArgument, match=message):
             Engine(**arguments)
     with pytest.raises(InvalidArgument, match="device"):

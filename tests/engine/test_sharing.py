@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -221,7 +222,7 @@ def test_a_background_request_that_came_back_gets_one_token_before_it_makes_room
     for i in range(4):
         drawn = len(background.job.token_ids)
         normal = add(scheduler, prompt(3, 20 + i), max_tokens=2)
-        until(scheduler, lambda job=normal.job: job.ended)
+        until(scheduler, partial(getattr, normal.job, "ended"))
         until(scheduler, lambda: background.job.session)
         if i > 0:
             assert drawn < len(background.job.token_ids) <= drawn + 4

@@ -25,7 +25,14 @@ ONE_PACKAGE = ({"cli", "commands"},)
 PATH_SYSTEM_HEADERS = {"cstddef", "cstdint", "cstring", "bit", "math.h", "immintrin.h", "arm_neon.h"}
 """What code of one instruction path may include of the system: nothing whose templates could be emitted."""
 
-PATH_PROJECT_HEADERS = {"base/dtype.h", "device/cpu/task.h", "device/grid.h", "metal/params.h"}
+PATH_PROJECT_HEADERS = {
+    "base/dtype.h",
+    "base/exact_math.h",
+    "base/hash.h",
+    "device/cpu/task.h",
+    "device/grid.h",
+    "metal/params.h",
+}
 
 _INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
 

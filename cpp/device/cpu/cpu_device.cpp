@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <cstring>
@@ -153,6 +154,7 @@ class Executor {
   }
 
   int workers() const { return pool_.size(); }
+  uint64_t busy_ns() const { return busy_ns_; }
 
   void submit(std::unique_ptr<Program> program) {
     {
@@ -217,12 +219,14 @@ class Executor {
     }
     program_ = &program;
     first_segment_ = first;
+    const auto began = std::chrono::steady_clock::now();
     pool_.run(
         tasks_,
         [](void* self, uint32_t segment, uint32_t task, int worker) {
           static_cast<Executor*>(self)->run_task(segment, task, worker);
         },
         this);
+    busy_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - began).count();
     first_number_ += last - first;
   }
 
@@ -279,6 +283,7 @@ class Executor {
   const Program* program_ = nullptr;
   size_t first_segment_ = 0;
   uint64_t first_number_ = 1;  // of that segment, of all that ever ran
+  std::atomic<uint64_t> busy_ns_{0};
   std::mutex failure_mutex_;
   std::optional<std::string> failure_;
 
@@ -391,6 +396,7 @@ class CpuDevice final : public Device {
     return "cpu (" + path_ + ", " + std::to_string(n) + (n == 1 ? " worker)" : " workers)");
   }
   const Limits& limits() const override { return limits_; }
+  uint64_t busy_ns() const override { return executor_.busy_ns(); }
   BufferRef allocate(size_t size_bytes) override { return std::make_shared<HostBuffer>(size_bytes); }
   BufferRef wrap(std::shared_ptr<const MappedFile> file) override {
     return std::make_shared<FileBuffer>(std::move(file));

@@ -1,4 +1,4 @@
-// embed, copy_rows, draft_rows, argmax: moving rows in and out of the model.
+// embed, copy_rows, argmax: moving rows in and out of the model.
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/tables.h"
 
@@ -26,21 +26,6 @@ void copy_rows(const Task& t) {
               t.slot<const T>(2) + size_t(t.slot<const int32_t>(1)[t.x]) * p.width, p.width * sizeof(T));
 }
 
-void draft_rows(const Task& t) {
-  const auto& p = t.get<DraftRowsParams>();
-  if (int32_t(t.x) >= t.slot<Counts>(0)->n[p.count]) return;
-  const int32_t from = t.slot<const int32_t>(2)[t.x];
-  const Row before = t.slot<const Row>(3)[from];
-  Row& row = t.slot<Row>(4)[t.x];
-  row = {t.slot<const int32_t>(1)[t.x], static_cast<int32_t>(t.x), before.position + 1, {}};
-  for (int i = 0; i < 3; ++i) row.rotary[i] = before.rotary[i] + 1;
-  Sequence& s = t.slot<Sequence>(5)[t.x];
-  s.first_row = static_cast<int32_t>(t.x);
-  s.n_rows = 1;
-  s.start = row.position;
-  t.slot<int32_t>(6)[t.x] = from;
-}
-
 void argmax(const Task& t) {
   const auto& p = t.get<ArgmaxParams>();
   if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountLogits]) return;
@@ -57,7 +42,6 @@ constexpr KernelEntry kEntries[] = {
     {"embed_f32", embed<float>, 1},
     {"copy_rows_bf16", copy_rows<bfloat16>, 1},
     {"copy_rows_f32", copy_rows<float>, 1},
-    {"draft_rows", draft_rows, 1},
     {"argmax", argmax, 1},
 };
 

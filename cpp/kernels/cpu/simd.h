@@ -55,6 +55,13 @@ inline F fma(F a, F b, F c) { return {_mm256_fmadd_ps(a.v, b.v, c.v)}; }
 // The second argument wins where either is NaN.
 inline F min(F a, F b) { return {_mm256_min_ps(a.v, b.v)}; }
 inline F max(F a, F b) { return {_mm256_max_ps(a.v, b.v)}; }
+// Bit i is set where a >= b in lane i; NaN is not.
+inline uint32_t ge_bits(F a, F b) {
+  return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GE_OQ)));
+}
+// x where a >= b, else 0; and x where a is not b, else 0.
+inline F keep_ge(F a, F b, F x) { return {_mm256_and_ps(_mm256_cmp_ps(a.v, b.v, _CMP_GE_OQ), x.v)}; }
+inline F drop_equal(F a, F b, F x) { return {_mm256_andnot_ps(_mm256_cmp_ps(a.v, b.v, _CMP_EQ_OQ), x.v)}; }
 inline F round(F a) { return {_mm256_round_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)}; }
 // 2^n for whole n in -126 .. 127.
 inline F pow2(F n) {
@@ -93,6 +100,15 @@ inline F fma(F a, F b, F c) { FLASHNEXT_LANES(a.v[i] * b.v[i] + c.v[i]); }
 // The second argument wins where either is NaN.
 inline F min(F a, F b) { FLASHNEXT_LANES(a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
 inline F max(F a, F b) { FLASHNEXT_LANES(a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
+// Bit i is set where a >= b in lane i; NaN is not.
+inline uint32_t ge_bits(F a, F b) {
+  uint32_t bits = 0;
+  for (int i = 0; i < kLanes; ++i) bits |= uint32_t{a.v[i] >= b.v[i]} << i;
+  return bits;
+}
+// x where a >= b, else 0; and x where a is not b, else 0.
+inline F keep_ge(F a, F b, F x) { FLASHNEXT_LANES(a.v[i] >= b.v[i] ? x.v[i] : 0.0f); }
+inline F drop_equal(F a, F b, F x) { FLASHNEXT_LANES(a.v[i] == b.v[i] ? 0.0f : x.v[i]); }
 // Adding and subtracting 1.5 * 2^23 rounds |x| < 2^22 to the nearest whole number, ties to even.
 inline F round(F a) { FLASHNEXT_LANES((a.v[i] + 12582912.0f) - 12582912.0f); }
 // 2^n for whole n in -126 .. 127.

@@ -29,13 +29,15 @@ std::vector<KernelEntry> kernels_of(const std::string& path) {
   if (path == "avx2") {
     using namespace avx2;
     return join(matmul_kernels(), hyper_kernels(), ngram_kernels(), conv_kernels(), delta_kernels(),
-                attention_kernels(), index_kernels(), expert_kernels(), row_kernels());
+                attention_kernels(), index_kernels(), expert_kernels(), row_kernels(), round_kernels(),
+                copy_kernels(), draw_kernels(), logprob_kernels());
   }
 #endif
   (void)path;
   using namespace portable;
   return join(matmul_kernels(), hyper_kernels(), ngram_kernels(), conv_kernels(), delta_kernels(),
-              attention_kernels(), index_kernels(), expert_kernels(), row_kernels());
+              attention_kernels(), index_kernels(), expert_kernels(), row_kernels(), round_kernels(),
+              copy_kernels(), draw_kernels(), logprob_kernels());
 }
 
 }  // namespace

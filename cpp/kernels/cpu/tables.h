@@ -18,5 +18,9 @@ KernelList attention_kernels();
 KernelList index_kernels();
 KernelList expert_kernels();
 KernelList row_kernels();
+KernelList round_kernels();
+KernelList copy_kernels();
+KernelList draw_kernels();
+KernelList logprob_kernels();
 
 }  // namespace flashnext::cpu::FLASHNEXT_PATH

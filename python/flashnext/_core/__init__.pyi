@@ -39,6 +39,12 @@ class Device:
     @property
     def limits(self) -> Limits: ...
 
+    @property
+    def busy_ns(self) -> int:
+        """
+        Nanoseconds in which the device ran work since it was opened; waits are not in it.
+        """
+
 def open_device(kind: str = 'cpu', threads: int = 0, path: str = '', shuffle_seed: int = 0) -> Device:
     """
     Open a device. path: '' for the best instruction path, or one of instruction_paths().

@@ -1,7 +1,8 @@
 """Single kernels, the sampler and the argument structs, for tests."""
 
 from collections.abc import Sequence
-from typing import Annotated
+import enum
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -33,3 +34,66 @@ def choice_seed(seed: int, choice: int) -> int: ...
 def exact_exp(x: float) -> float: ...
 
 def exact_log(x: float) -> float: ...
+
+<<<<<<< HEAD
+class DraftSource(enum.Enum):
+    """Where drafts come from."""
+
+    HEAD = 0
+
+    COPY = 1
+
+class Prices:
+    """What a round costs, in milliseconds; see cpp/rounds/prices.h."""
+
+    def __init__(self) -> None: ...
+
+    def forward_ms(self, rows: int) -> float: ...
+
+    def draft_step_ms(self, n_sequences: int) -> float: ...
+
+    def round_ms(self, rows: int, drafting: Sequence[int] = []) -> float:
+        """drafting: sequences of each draft step."""
+
+    def set_measured(self, rows: int, ms: float) -> None: ...
+
+    def set_measured_draft_step(self, n_sequences: int, ms: float) -> None: ...
+
+    def observe_round(self, rows: int, drafting: Sequence[int], ms: float) -> None: ...
+
+PRICE_WIDTHS: list = [1, 2, 4, 8, 16, 32, 64]
+
+class Acceptance:
+    """How often drafts are kept; see cpp/rounds/acceptance.h."""
+
+    def __init__(self) -> None: ...
+
+    @staticmethod
+    def of_all() -> Acceptance: ...
+
+    def observe(self, source: DraftSource, proposed: int, accepted: int) -> None: ...
+
+    def due(self, source: DraftSource) -> bool: ...
+
+    @overload
+    def rates(self, source: DraftSource, all: Acceptance) -> list[float]: ...
+
+    @overload
+    def rates(self, source: DraftSource) -> list[float]: ...
+
+class Candidate:
+    """A sequence that may get drafts."""
+
+    def __init__(self, head: Sequence[float] = ..., copy: Sequence[float] = ..., most_head: int = 0, most_copied: int = 0, probe_head: bool = False, probe_copy: bool = False) -> None: ...
+
+    @staticmethod
+    def of(own: Acceptance, all: Acceptance, most_head: int, most_copied: int) -> Candidate: ...
+
+def allocate(candidates: Sequence[Candidate], prices: Prices, row_limit: int) -> list[tuple[int, DraftSource]]:
+    """Drafts and their source of each candidate."""
+=======
+def draw_rows(device: flashnext._core.Device, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], n_valid: int, rows: Sequence[tuple[flashnext._core.Sampling, int, Sequence[int], Sequence[int], Sequence[int]]]) -> list[tuple[int, float, list[tuple[int, float]], int]]:
+    """
+    Draw a token for each row of logits on the device; a row is (sampling, position, prompt, reply as far as counted, further reply tokens). Returns (token, logprob, [(id, logprob)], hash) of each.
+    """
+>>>>>>> sampler

@@ -12,6 +12,9 @@ import numpy.typing as npt
 
 PAGE_TOKENS = 64
 ATTENTION_SPAN = 512
+MAX_WINDOW = 16
+SAMPLER_BLOCK = 1024
+MAX_TOP = 20
 
 COUNT_ROWS, COUNT_SEQUENCES, COUNT_LOGITS = 0, 1, 2
 STORE, STORE_F32, SILU, SIGMOID, RESIDUAL = range(5)
@@ -39,6 +42,16 @@ STRUCTS: dict[str, Void] = {
         pad=(_I32, 3),
     ),
     "Row": _struct(**_many(_I32, "token", "sequence", "position"), rotary=(_I32, 3)),
+    "ReplyState": _struct(
+        **_many(_U64, "page_table", "state"),
+        unsettled=(_U64, 2),
+        **_many(_U64, "text", "counts", "bias", "stops", "seed"),
+        **_many(_F32, "temperature", "top_p", "min_p", "presence", "frequency", "repetition"),
+        **_many(_I32, "top_k", "n_bias", "n_stops", "n_logprobs", "end", "known", "length", "parity"),
+        **_many(_I32, "n_kept", "n_drafts", "ended", "has_head", "copied", "pad"),
+    ),
+    "BiasEntry": _struct(id=_I32, value=_F32),
+    "DrawRow": _struct(reply=_U64, **_many(_I32, "position", "n_counted")),
     "Format": FORMAT,
     "EmbedParams": _struct(format=FORMAT, **_many(_U32, "hidden", "hc_count")),
     "MatmulParams": _struct(
@@ -98,7 +111,10 @@ STRUCTS: dict[str, Void] = {
         **_many(_U64, "codes_stride", "scales_stride"),
     ),
     "CopyRowsParams": _struct(width=_U32, count=_U32),
-    "DraftRowsParams": _struct(count=_U32),
+    "CopyDraftsParams": _struct(**_many(_I32, "least_match", "most_match")),
+    "DrawParams": _struct(**_many(_U32, "vocab", "n_valid", "count")),
+    "BlockMax": _struct(**_many(_F32, "value", "logit"), numbers=_I32, changed=_U32),
+    "BlockPart": _struct(**_many(_F32, "sum", "value"), id=_I32),
     "ArgmaxParams": _struct(**_many(_U32, "vocab", "n_valid")),
 }
 

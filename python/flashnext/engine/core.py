@@ -126,9 +126,9 @@ class CoreOptions:
 class Core(Protocol):
     """What the engine's thread asks of a model.
 
-    One thread calls it, save for `wake`; calls that wait release the GIL. A failure of the device is a
-    DeviceError out of `step`, `take` or `stop`: the sessions that were in flight are lost and can only be
-    closed, `sessions` of the exception names them where it is there, and no rounds are running after it.
+    One thread calls it, save for `wake`; calls that wait release the GIL. A failure of the device is an
+    exception out of `step`, `start`, `take` or `stop`: all sessions of the step, or all that were started,
+    are lost and can only be closed, the others go on, and no rounds are running after it.
 
     Attributes:
         max_chunk: Prompt tokens of a pass, of all prompts together.
@@ -162,11 +162,11 @@ class Core(Protocol):
     def begin(self, session: Session, options: ReplyOptions) -> None:
         """Say how the reply is drawn, before the chunk that reads the last token of the prompt."""
 
-    def step(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> list[Landed]:
+    def step(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> Sequence[Landed]:
         """Read a chunk and run a round, and wait for both; one of the two may be empty.
 
-        Rounds that go on by themselves end first; what they landed comes first. Every part of the chunk has
-        been read but those that landed with an error or short.
+        Nothing is going on by itself: `stop` has been called. Every part of the chunk has been read but those
+        that landed with an error or short.
         """
 
     def start(self, sessions: Sequence[Session]) -> None:
@@ -175,10 +175,10 @@ class Core(Protocol):
         Sessions that ended take no part.
         """
 
-    def take(self) -> list[Landed]:
+    def take(self) -> Sequence[Landed]:
         """Wait until something has landed, or no round can follow, or somebody called `wake`."""
 
-    def stop(self) -> list[Landed]:
+    def stop(self) -> Sequence[Landed]:
         """Begin no more rounds, and wait for those in flight."""
 
     def wake(self) -> None:

@@ -279,13 +279,13 @@ class Scheduler:
             self._landed_s = self.now_s()
         self._going = sessions
 
-        def begin() -> list[Landed]:
+        def begin() -> Sequence[Landed]:
             self._core.start(sessions)
             return self._core.take()
 
         self._land_rounds(self._device(sessions, begin))
 
-    def _land_rounds(self, landed: list[Landed]) -> None:
+    def _land_rounds(self, landed: Sequence[Landed]) -> None:
         if landed:
             rounds = max(Counter(one.session for one in landed).values())
             now_s = self.now_s()
@@ -299,7 +299,7 @@ class Scheduler:
         if going:
             self._land(self._device(going, self._core.stop))
 
-    def _device(self, sessions: Sequence[Session], call: Callable[[], list[Landed]]) -> list[Landed]:
+    def _device(self, sessions: Sequence[Session], call: Callable[[], Sequence[Landed]]) -> Sequence[Landed]:
         """Call the core; where that fails, all sessions that took part are lost, and the others go on."""
         try:
             return call()

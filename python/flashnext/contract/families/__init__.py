@@ -2,10 +2,13 @@
 
 from flashnext.contract.families import (
     attention,
+    copies,
     delta,
+    draw,
     experts,
     hyper,
     index,
+    logprobs,
     matmul,
     ngram,
     ple,
@@ -16,10 +19,13 @@ from flashnext.contract.families import (
 
 __all__ = [
     "attention",
+    "copies",
     "delta",
+    "draw",
     "experts",
     "hyper",
     "index",
+    "logprobs",
     "matmul",
     "ngram",
     "ple",

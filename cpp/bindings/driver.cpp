@@ -1,0 +1,143 @@
+// flashnext._core.Driver: rounds that go on by themselves, for the engine's thread.
+#include "rounds/driver.h"
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/errors.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace flashnext {
+namespace {
+
+using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Running = std::tuple<SessionRef, int, int>;              // session, most drafts of the head, copied
+using Chunk = std::tuple<SessionRef, Tokens, bool, int, int>;  // session, tokens, last, most drafts of both
+
+std::vector<RunningPart> running_from(const std::vector<Running>& list) {
+  std::vector<RunningPart> running;
+  for (const auto& [session, head, copied] : list) running.push_back({session, {head, copied}});
+  return running;
+}
+
+}  // namespace
+
+void bind_driver(nb::module_& m) {
+  nb::class_<LandedPart>(m, "Landed",
+                         "What one session got out of a round, or out of its part of a prompt pass.")
+      .def_ro("session", &LandedPart::session)
+      .def_ro("tokens", &LandedPart::tokens, "Drawn, in the order of the reply.")
+      .def_ro("ended", &LandedPart::ended, "A stop id, the end or NaN was seen: it has no rounds any more.")
+      .def_ro("proposed", &LandedPart::proposed, "Drafts that were verified.")
+      .def_ro("accepted", &LandedPart::accepted, "Those of them that were kept.")
+      .def_ro("copied", &LandedPart::copied, "They were copied from the reply's own text.")
+      .def_ro("short", &LandedPart::short_of_pages, "There was no page for it; nothing of it ran.")
+      .def_prop_ro(
+          "error",
+          [](const LandedPart& p) {
+            return p.short_of_pages ? nb::object(nb::none()) : python_error(p.error);
+          },
+          "What failed of this session; it can only be closed.");
+
+  nb::class_<Driver>(m, "Driver",
+                     "Runs prompt passes and rounds; a thread of its own commits rounds while the set that "
+                     "runs stays the same.")
+      .def(
+          "__init__",
+          [](Driver* self, const std::shared_ptr<Model>& model, int n_valid, int row_limit, bool lone,
+             bool prices, bool serial_drafts) {
+            new (self) Driver(model, n_valid > 0 ? n_valid : model->config().vocab_size,
+                              {row_limit, lone, prices, serial_drafts});
+          },
+          "model"_a, "n_valid"_a = 0, "row_limit"_a = 32, "lone"_a = true, "prices"_a = true,
+          "serial_drafts"_a = false)
+      .def_prop_ro("max_chunk", [](Driver& d) { return d.runner().max_chunk(); })
+      .def_prop_ro("max_sequences", [](Driver& d) { return d.runner().model().options().max_sequences; })
+      .def(
+          "begin",
+          [](Driver& d, Session& session, const Sampling& sampling, std::vector<int32_t> stop_ids,
+             int n_prompt, int end, std::vector<int32_t> known) {
+            d.runner().begin(session, {sampling, std::move(stop_ids), n_prompt, end, std::move(known)});
+          },
+          "session"_a, "sampling"_a, "stop_ids"_a, "n_prompt"_a, "end"_a, "known"_a = std::vector<int32_t>(),
+          "Say how the reply is drawn, before the chunk that reads the last token of the prompt.")
+      .def(
+          "start",
+          [](Driver& d, const std::vector<Running>& running) {
+            std::vector<RunningPart> parts = running_from(running);
+            const nb::gil_scoped_release release;
+            d.start(std::move(parts));
+          },
+          "running"_a,
+          "Rounds over [(session, most drafts of the head, most copied), ...] from now on, in place of "
+          "others.")
+      .def("take", &Driver::take, nb::call_guard<nb::gil_scoped_release>(),
+           "Wait until something has landed, no round can follow, or wake() was called.")
+      .def("stop", &Driver::stop, nb::call_guard<nb::gil_scoped_release>(),
+           "Commit no more rounds, and wait for those in flight.")
+      .def(
+          "step",
+          [](Driver& d, const std::vector<Chunk>& chunks, const std::vector<Running>& running) {
+            std::vector<ChunkPart> parts;
+            for (const auto& [session, tokens, last, head, copied] : chunks) {
+              parts.push_back(
+                  {session, {tokens.data(), tokens.data() + tokens.size()}, last, {head, copied}});
+            }
+            const std::vector<RunningPart> round = running_from(running);
+            const nb::gil_scoped_release release;
+            return d.step(std::move(parts), round);
+          },
+          "chunks"_a, "running"_a,
+          "Stop, then read [(session, tokens, last, most drafts of the head, most copied), ...] and run one "
+          "round.")
+      .def("wake", &Driver::wake, nb::call_guard<nb::gil_scoped_release>(),
+           "Let take() return soon; from any thread.")
+      .def("time_a_price", &Driver::time_a_price, "pool"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "With nothing to do: time what one width of rounds costs; whether there is more to time.")
+      .def(
+          "prices",
+          [](const Driver& d, const std::vector<int>& widths) {
+            const Prices prices = d.prices();
+            std::vector<std::pair<double, double>> out;
+            for (const int w : widths) out.emplace_back(prices.forward_ms(w), prices.draft_step_ms(w));
+            return out;
+          },
+          "widths"_a, "Milliseconds of (a forward of w rows, a draft step of w sequences), for each w.")
+      .def(
+          "counts",
+          [](const Driver& d) {
+            const DriverCounts c = d.counts();
+            return std::map<std::string, uint64_t>{{"rounds", c.rounds},
+                                                   {"shared_rounds", c.shared_rounds},
+                                                   {"lone_rounds", c.lone_rounds},
+                                                   {"rows", c.rows},
+                                                   {"widest", c.widest},
+                                                   {"proposed", c.proposed},
+                                                   {"accepted", c.accepted},
+                                                   {"copies_proposed", c.copies_proposed},
+                                                   {"copies_accepted", c.copies_accepted}};
+          },
+          "How often its mechanisms ran since it was made.")
+      .def(
+          "keep_hashes", [](Driver& d, bool keep) { d.runner().keep_hashes(keep); }, "keep"_a,
+          "Tests: whether tokens carry a hash of the logits that they were drawn from.")
+      .def(
+          "state_hash",
+          [](Driver& d, Session& session) {
+            const nb::gil_scoped_release release;
+            d.stop();
+            d.runner().settle(session);
+            return session.state_hash();
+          },
+          "session"_a, "Tests: stop, settle, then hash the session's state as Runner.state_hash does.");
+}
+
+}  // namespace flashnext

@@ -1,0 +1,321 @@
+#include "rounds/driver.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "base/error.h"
+#include "base/hash.h"
+#include "rounds/allocate.h"
+
+namespace flashnext {
+namespace {
+
+double ms_between(std::chrono::steady_clock::time_point a, std::chrono::steady_clock::time_point b) {
+  return std::chrono::duration<double, std::milli>(b - a).count();
+}
+
+}  // namespace
+
+Driver::Driver(std::shared_ptr<Model> model, int n_valid, const DriverOptions& options)
+    : runner_(std::move(model), n_valid, options.serial_drafts), options_(options) {
+  if (options.row_limit < 1 || options.row_limit > runner_.max_round()) {
+    throw InvalidArgument("round rows are " + std::to_string(options.row_limit) + ", expected 1 to " +
+                          std::to_string(runner_.max_round()));
+  }
+  if (options.prices) widths_left_.assign(Prices::kWidths.rbegin(), Prices::kWidths.rend());
+  thread_ = std::thread([this] { serve(); });
+}
+
+Driver::~Driver() {
+  {
+    const std::lock_guard lock(mutex_);
+    quit_ = true;
+    wanted_ = false;
+  }
+  changed_.notify_all();
+  thread_.join();
+}
+
+void Driver::start(std::vector<RunningPart> running) {
+  {
+    const std::lock_guard lock(mutex_);
+    running_ = std::move(running);
+    wanted_ = !running_.empty();
+  }
+  changed_.notify_all();
+}
+
+void Driver::wake() {
+  {
+    const std::lock_guard lock(mutex_);
+    woken_ = true;
+  }
+  changed_.notify_all();
+}
+
+std::vector<LandedPart> Driver::take() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !landed_.empty() || woken_ || (!wanted_ && !busy_); });
+  woken_ = false;
+  return std::exchange(landed_, {});
+}
+
+std::vector<LandedPart> Driver::stop() {
+  std::unique_lock lock(mutex_);
+  wanted_ = false;
+  changed_.wait(lock, [&] { return !busy_; });
+  return std::exchange(landed_, {});
+}
+
+std::vector<LandedPart> Driver::step(std::vector<ChunkPart> chunks, const std::vector<RunningPart>& running) {
+  std::vector<LandedPart> out = stop();
+  // The thread sleeps: what it uses is this one's now.
+  std::vector<RunningPart> last;
+  for (const ChunkPart& c : chunks) {
+    if (c.last) last.push_back({c.session, c.drafts});
+  }
+  std::vector<const RunningPart*> parts;
+  for (const RunningPart& p : last) parts.push_back(&p);
+  std::vector<MostDrafts> allotted(parts.size());
+  allot(parts, allotted);
+  size_t i = 0;
+  for (ChunkPart& c : chunks) {
+    if (c.last) c.drafts = allotted[i++];
+  }
+  if (!chunks.empty()) {
+    committed_at_.push_back(Clock::now());
+    runner_.commit_prompt(chunks);
+  }
+  // The prompt's results first: the round's price is not to hold the chunk's time.
+  do {
+    for (LandedPart& part : land()) out.push_back(std::move(part));
+  } while (runner_.in_flight());
+  if (!running.empty()) {
+    commit(running, false);
+    do {
+      for (LandedPart& part : land()) out.push_back(std::move(part));
+    } while (runner_.in_flight());
+  }
+  return out;
+}
+
+DriverCounts Driver::counts() const {
+  const std::lock_guard lock(mutex_);
+  return counts_;
+}
+
+Prices Driver::prices() const {
+  const std::lock_guard lock(mutex_);
+  return prices_;
+}
+
+void Driver::serve() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return quit_ || wanted_; });
+    if (quit_) return;
+    busy_ = true;
+    run_rounds(lock);
+    busy_ = false;
+    changed_.notify_all();
+  }
+}
+
+// Entered and left with the lock held; it is free while rounds are recorded and run.
+void Driver::run_rounds(std::unique_lock<std::mutex>& lock) {
+  while (wanted_ || runner_.in_flight()) {
+    if (wanted_) {
+      const std::vector<RunningPart> running = running_;
+      const int depth = running.size() == 1 && options_.lone ? 2 : 1;
+      lock.unlock();
+      while (runner_.in_flight() < depth && commit(running, runner_.in_flight() > 0)) {
+      }
+      lock.lock();
+    }
+    lock.unlock();
+    std::vector<LandedPart> parts = land();
+    lock.lock();
+    for (const LandedPart& part : parts) {
+      const auto leaves = [&](const RunningPart& r) { return r.session == part.session; };
+      if (part.ended || part.error) std::erase_if(running_, leaves);
+    }
+    std::erase_if(running_, [](const RunningPart& r) { return r.session->closed(); });
+    if (running_.empty()) wanted_ = false;
+    push(std::move(parts));
+  }
+}
+
+void Driver::push(std::vector<LandedPart> parts) {
+  if (parts.empty()) return;
+  for (LandedPart& part : parts) landed_.push_back(std::move(part));
+  changed_.notify_all();
+}
+
+// How many drafts each sequence gets behind its next tokens.
+void Driver::allot(std::span<const RunningPart* const> running, std::span<MostDrafts> out) {
+  if (!options_.prices) {
+    for (size_t i = 0; i < running.size(); ++i) out[i] = running[i]->most;
+    return;
+  }
+  std::vector<Candidate> candidates;
+  for (const RunningPart* r : running) {
+    candidates.push_back(
+        Candidate::of(drafting_[r->session.get()].acceptance, all_, r->most.head, r->most.copied));
+  }
+  std::vector<Allotment> allotments(candidates.size());
+  allocate(candidates, prices(), options_.row_limit, allotments);
+  for (size_t i = 0; i < running.size(); ++i) {
+    const Allotment& a = allotments[i];
+    // Where the text has no copy the head may draft as many, if it may at all.
+    out[i] = a.source == DraftSource::kCopy ? MostDrafts{0, a.n_drafts} : MostDrafts{a.n_drafts, 0};
+  }
+}
+
+void Driver::land_untimed() {
+  for (const LandedPart& part : runner_.land()) {
+    if (part.error) std::rethrow_exception(part.error);
+  }
+  committed_at_.clear();
+}
+
+// Commits a round of as many of the sequences as it can hold.
+int Driver::commit(const std::vector<RunningPart>& running, bool behind_another) {
+  std::vector<const RunningPart*> taken;
+  const size_t n = std::min(running.size(), static_cast<size_t>(options_.row_limit));
+  if (turn_ >= running.size() || n == running.size()) turn_ = 0;
+  for (size_t i = 0; i < n; ++i) taken.push_back(&running[(turn_ + i) % running.size()]);
+  turn_ += n;
+  std::vector<MostDrafts> allotted(n);
+  allot(taken, allotted);
+  std::vector<RoundPart> parts;
+  int rows = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const int available = drafting_[taken[i]->session.get()].available;
+    parts.push_back({taken[i]->session, available < 0 ? runner_.max_window() : 1 + available, allotted[i]});
+    rows += parts.back().n_rows;
+  }
+  // Drafts were made for fewer sequences than there are now: the longest windows give up rows.
+  for (; rows > options_.row_limit; --rows) {
+    const auto longest =
+        std::max_element(parts.begin(), parts.end(),
+                         [](const RoundPart& a, const RoundPart& b) { return a.n_rows < b.n_rows; });
+    if (longest->n_rows == 1) break;
+    --longest->n_rows;
+  }
+  const int sequences = runner_.commit_round(parts);
+  if (!sequences) return 0;
+  for (size_t i = 0; i < n; ++i) drafting_[taken[i]->session.get()].available = -1;
+  committed_at_.push_back(Clock::now());
+  const std::lock_guard lock(mutex_);
+  ++counts_.rounds;
+  counts_.shared_rounds += sequences > 1;
+  counts_.lone_rounds += behind_another;
+  counts_.widest = std::max(counts_.widest, static_cast<uint64_t>(sequences));
+  return sequences;
+}
+
+bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
+  constexpr double kLongest = 200;  // ms of a round beyond which wider ones are not timed
+  if (widths_left_.empty()) return false;
+  const int width = widths_left_.back();
+  widths_left_.pop_back();
+  if (width > options_.row_limit) widths_left_.clear();
+  if (width > options_.row_limit) return false;
+  try {
+    // Windows of tokens that are known, so that every row is one that is verified; of different ids, so that
+    // they meet as many experts as the rows of different texts do.
+    std::vector<SessionRef> sessions;
+    std::vector<RoundPart> parts;
+    uint64_t random = 1;
+    const auto vocab = static_cast<uint64_t>(runner_.model().config().vocab_size);
+    for (int rows = width; rows > 0; rows -= runner_.max_window()) {
+      const SessionRef session = std::make_shared<Session>(runner_.model_ref(), pool);
+      ReplyOptions options;
+      options.sampling.temperature = 0;
+      options.n_prompt = 1;
+      for (int i = 0; i < 2 * runner_.max_window(); ++i) {
+        options.known.push_back(static_cast<int32_t>((random = splitmix64(random)) % vocab));
+      }
+      runner_.begin(*session, options);
+      committed_at_.push_back(Clock::now());
+      const ChunkPart chunk = {session, {options.known.front()}, true, {}};
+      runner_.commit_prompt({&chunk, 1});
+      land_untimed();
+      parts.push_back({session, std::min(rows, runner_.max_window()), {}});
+      sessions.push_back(session);
+    }
+    const auto time_round = [&] {
+      double best = 0;
+      for (int i = 0; i < 3; ++i) {
+        const Clock::time_point began = Clock::now();
+        runner_.commit_round(parts);
+        land_untimed();
+        const double ms = ms_between(began, Clock::now());
+        best = i ? std::min(best, ms) : ms;
+      }
+      return best;
+    };
+    const double ms = time_round();
+    {
+      const std::lock_guard lock(mutex_);
+      prices_.set_measured(width, ms);
+    }
+    if (width == 1 && runner_.model().has_head()) {
+      constexpr int kSteps = 4;
+      parts[0].drafts.head = kSteps;
+      ReplyOptions options;
+      options.sampling.temperature = 0;
+      options.n_prompt = parts[0].session->length();
+      runner_.begin(*parts[0].session, options);
+      const double with_drafts = time_round();
+      const std::lock_guard lock(mutex_);
+      prices_.set_measured_draft_step(1, std::max((with_drafts - ms) / kSteps, ms / 100));
+    }
+    if (ms > kLongest) widths_left_.clear();
+    for (const SessionRef& session : sessions) session->close();
+  } catch (const Error&) {  // no room for it: the default prices stay
+    while (runner_.in_flight()) land_untimed();
+    widths_left_.clear();
+  }
+  return !widths_left_.empty();
+}
+
+// Waits for the oldest pass, and learns from it.
+std::vector<LandedPart> Driver::land() {
+  const bool any = runner_.in_flight() > 0;
+  std::vector<LandedPart> parts = runner_.land();
+  const Clock::time_point now = Clock::now();
+  double ms = 0;
+  if (any) {
+    ms = ms_between(std::max(landed_at_, committed_at_.front()), now);
+    committed_at_.pop_front();
+    landed_at_ = now;
+  }
+  int rows = 0;
+  std::vector<int> drafting;  // sequences of each step of the head
+  const std::lock_guard lock(mutex_);
+  for (const LandedPart& part : parts) {
+    const Session* const key = part.session.get();
+    if (part.ended || part.session->closed() || (part.error && !part.short_of_pages)) {
+      drafting_.erase(key);
+    } else if (!part.error) {
+      drafting_[key].available = part.n_head + part.n_copied;
+    }
+    if (part.error || !part.is_round || part.tokens.empty()) continue;
+    const DraftSource source = part.copied ? DraftSource::kCopy : DraftSource::kHead;
+    all_.observe(source, part.proposed, part.accepted);
+    if (const auto it = drafting_.find(key); it != drafting_.end()) {
+      it->second.acceptance.observe(source, part.proposed, part.accepted);
+    }
+    (part.copied ? counts_.copies_proposed : counts_.proposed) += static_cast<uint64_t>(part.proposed);
+    (part.copied ? counts_.copies_accepted : counts_.accepted) += static_cast<uint64_t>(part.accepted);
+    rows += 1 + part.proposed;
+    if (drafting.size() < static_cast<size_t>(part.n_head)) drafting.resize(static_cast<size_t>(part.n_head));
+    for (int step = 0; step < part.n_head; ++step) ++drafting[static_cast<size_t>(step)];
+  }
+  counts_.rows += static_cast<uint64_t>(rows);
+  if (rows && options_.prices) prices_.observe_round(rows, drafting, ms);
+  return parts;
+}
+
+}  // namespace flashnext
