@@ -169,7 +169,7 @@ class Engine:
 
     @property
     def last_step_s(self) -> float:
-        """When the thread last ended a step, by time.monotonic; 0 before the first."""
+        """When the thread last began a step, or had to, by time.monotonic; 0 before the first."""
         return self._thread.last_step_s
 
     @property
