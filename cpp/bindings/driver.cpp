@@ -19,14 +19,7 @@ namespace flashnext {
 namespace {
 
 using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Running = std::tuple<SessionRef, int, int>;              // session, most drafts of the head, copied
-using Chunk = std::tuple<SessionRef, Tokens, bool, int, int>;  // session, tokens, last, most drafts of both
-
-std::vector<RunningPart> running_from(const std::vector<Running>& list) {
-  std::vector<RunningPart> running;
-  for (const auto& [session, head, copied] : list) running.push_back({session, {head, copied}});
-  return running;
-}
+using Chunk = std::tuple<SessionRef, Tokens, bool>;  // session, tokens, last
 
 }  // namespace
 
@@ -64,40 +57,34 @@ void bind_driver(nb::module_& m) {
       .def(
           "begin",
           [](Driver& d, Session& session, const Sampling& sampling, std::vector<int32_t> stop_ids,
-             int n_prompt, int end, std::vector<int32_t> known) {
-            d.runner().begin(session, {sampling, std::move(stop_ids), n_prompt, end, std::move(known)});
+             int n_prompt, int end, std::vector<int32_t> known, int most_head, int most_copied) {
+            d.runner().begin(
+                session,
+                {sampling, std::move(stop_ids), n_prompt, end, std::move(known), {most_head, most_copied}});
           },
           "session"_a, "sampling"_a, "stop_ids"_a, "n_prompt"_a, "end"_a, "known"_a = std::vector<int32_t>(),
-          "Say how the reply is drawn, before the chunk that reads the last token of the prompt.")
-      .def(
-          "start",
-          [](Driver& d, const std::vector<Running>& running) {
-            std::vector<RunningPart> parts = running_from(running);
-            const nb::gil_scoped_release release;
-            d.start(std::move(parts));
-          },
-          "running"_a,
-          "Rounds over [(session, most drafts of the head, most copied), ...] from now on, in place of "
-          "others.")
+          "most_head"_a = 0, "most_copied"_a = 0,
+          "Say how the reply is drawn, before the chunk that reads the last token of the prompt. end: "
+          "positions of prompt and reply together. known: tokens of the reply that rounds are fed with and "
+          "draw again. most_head, most_copied: drafts of a round by the draft head, or copied from the text.")
+      .def("start", &Driver::start, "sessions"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Rounds over these sessions from now on, in place of others.")
       .def("take", &Driver::take, nb::call_guard<nb::gil_scoped_release>(),
            "Wait until something has landed, no round can follow, or wake() was called.")
       .def("stop", &Driver::stop, nb::call_guard<nb::gil_scoped_release>(),
            "Commit no more rounds, and wait for those in flight.")
       .def(
           "step",
-          [](Driver& d, const std::vector<Chunk>& chunks, const std::vector<Running>& running) {
+          [](Driver& d, const std::vector<Chunk>& chunks, const std::vector<SessionRef>& sessions) {
             std::vector<ChunkPart> parts;
-            for (const auto& [session, tokens, last, head, copied] : chunks) {
-              parts.push_back(
-                  {session, {tokens.data(), tokens.data() + tokens.size()}, last, {head, copied}});
+            for (const auto& [session, tokens, last] : chunks) {
+              parts.push_back({session, {tokens.data(), tokens.data() + tokens.size()}, last, {}});
             }
-            const std::vector<RunningPart> round = running_from(running);
             const nb::gil_scoped_release release;
-            return d.step(std::move(parts), round);
+            return d.step(std::move(parts), sessions);
           },
-          "chunks"_a, "running"_a,
-          "Stop, then read [(session, tokens, last, most drafts of the head, most copied), ...] and run one "
-          "round.")
+          "chunks"_a, "sessions"_a,
+          "Stop, then read [(session, tokens, last), ...] and run one round of the sessions.")
       .def("wake", &Driver::wake, nb::call_guard<nb::gil_scoped_release>(),
            "Let take() return soon; from any thread.")
       .def("time_a_price", &Driver::time_a_price, "pool"_a, nb::call_guard<nb::gil_scoped_release>(),

@@ -36,7 +36,16 @@ Driver::~Driver() {
   thread_.join();
 }
 
-void Driver::start(std::vector<RunningPart> running) {
+std::vector<Driver::RunningPart> Driver::parts_of(const std::vector<SessionRef>& sessions) const {
+  std::vector<RunningPart> parts;
+  for (const SessionRef& s : sessions) {
+    if (!s->closed()) parts.push_back({s, runner_.most_drafts(*s)});
+  }
+  return parts;
+}
+
+void Driver::start(std::vector<SessionRef> sessions) {
+  std::vector<RunningPart> running = parts_of(sessions);
   {
     const std::lock_guard lock(mutex_);
     running_ = std::move(running);
@@ -67,12 +76,13 @@ std::vector<LandedPart> Driver::stop() {
   return std::exchange(landed_, {});
 }
 
-std::vector<LandedPart> Driver::step(std::vector<ChunkPart> chunks, const std::vector<RunningPart>& running) {
+std::vector<LandedPart> Driver::step(std::vector<ChunkPart> chunks, const std::vector<SessionRef>& sessions) {
   std::vector<LandedPart> out = stop();
   // The thread sleeps: what it uses is this one's now.
+  const std::vector<RunningPart> running = parts_of(sessions);
   std::vector<RunningPart> last;
   for (const ChunkPart& c : chunks) {
-    if (c.last) last.push_back({c.session, c.drafts});
+    if (c.last) last.push_back({c.session, runner_.most_drafts(*c.session)});
   }
   std::vector<const RunningPart*> parts;
   for (const RunningPart& p : last) parts.push_back(&p);

@@ -28,12 +28,6 @@ struct DriverOptions {
   bool serial_drafts = false;  // drafts are made when the host has seen the verdict
 };
 
-// A sequence that runs, and the most drafts of a round that it may have.
-struct RunningPart {
-  SessionRef session;
-  MostDrafts most;
-};
-
 // How often its mechanisms ran, since it was made.
 struct DriverCounts {
   uint64_t rounds = 0;                                // committed
@@ -45,7 +39,7 @@ struct DriverCounts {
   uint64_t copies_proposed = 0, copies_accepted = 0;  // drafts copied from the text
 };
 
-// All methods but wake() and start() are for one thread, the engine's; those two for any.
+// All methods but wake() and the counts are for one thread, the engine's.
 class Driver {
  public:
   Driver(std::shared_ptr<Model> model, int n_valid, const DriverOptions& options);
@@ -58,14 +52,14 @@ class Driver {
 
   // Rounds over these sequences from now on, in place of those before. A sequence leaves the set by itself
   // when it has ended, failed, was closed, or had no page.
-  void start(std::vector<RunningPart> running);
+  void start(std::vector<SessionRef> sessions);
   // Waits until something has landed, the rounds have stopped by themselves, or wake() was called; returns
   // what has landed.
   std::vector<LandedPart> take();
   // Commits no more rounds; returns what those in flight came to.
   std::vector<LandedPart> stop();
   // Stops, then runs one prompt pass and one round of these sequences.
-  std::vector<LandedPart> step(std::vector<ChunkPart> chunks, const std::vector<RunningPart>& running);
+  std::vector<LandedPart> step(std::vector<ChunkPart> chunks, const std::vector<SessionRef>& sessions);
   // take() returns soon.
   void wake();
 
@@ -76,12 +70,18 @@ class Driver {
   Prices prices() const;
 
  private:
+  // A sequence that runs, and the most drafts of a round that it may have.
+  struct RunningPart {
+    SessionRef session;
+    MostDrafts most;
+  };
   struct Drafting {  // what is known of a sequence's drafts
     Acceptance acceptance;
     int available = 0;  // behind its pending token; -1: a round in flight will tell
   };
   using Clock = std::chrono::steady_clock;
 
+  std::vector<RunningPart> parts_of(const std::vector<SessionRef>& sessions) const;
   void serve();
   void run_rounds(std::unique_lock<std::mutex>& lock);
   int commit(const std::vector<RunningPart>& running, bool behind_another);

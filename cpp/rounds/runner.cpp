@@ -35,7 +35,7 @@ struct Runner::Reply final : Session::Attachment {
 
 Runner::Reply& Runner::reply_of(const Session& session) {
   auto* reply = static_cast<Reply*>(session.attachment.get());
-  if (!reply) throw InvalidArgument("round: the session has no pending token; its prompt is not read yet");
+  if (!reply) throw InvalidArgument("session: it has no reply; begin() comes first");
   return *reply;
 }
 
@@ -347,8 +347,6 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
     int n_rows = std::clamp(p.n_rows, 1, std::min(max_window(), 1 + spare));
     int n_ahead = std::clamp(std::max(p.drafts.head, p.drafts.copied), 0, max_window() - 1);
     try {
-      if (p.session->closed()) continue;
-      wanted.logprobs |= reply_of(*p.session).options.sampling.logprobs >= 0;
       const Session::Ready ready = p.session->try_begin_round(n_rows, n_ahead);
       if (ready == Session::Ready::kClosed) continue;
       if (ready == Session::Ready::kNoPages) throw OutOfPages("all pages of the cache are in use");
@@ -356,6 +354,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
       leave_out(p.session);
       continue;
     }
+    wanted.logprobs |= reply_of(*p.session).options.sampling.logprobs >= 0;
     spare -= n_rows - 1;
     const int n_drafts = std::min(p.drafts.head, n_ahead), n_copied = std::min(p.drafts.copied, n_ahead);
     most_drafts = std::max(most_drafts, n_drafts);
@@ -556,5 +555,6 @@ std::vector<int32_t> Runner::drafts(Session& session) const {
 }
 
 DraftCounts Runner::draft_counts(const Session& session) const { return reply_of(session).draft_counts; }
+MostDrafts Runner::most_drafts(const Session& session) const { return reply_of(session).options.most; }
 
 }  // namespace flashnext

@@ -31,6 +31,12 @@ struct Drawn {
   uint64_t logits_hash = 0;  // of the row it was drawn from, where hashes are kept
 };
 
+// How many drafts a pass makes for the round after: copies of the sequence's own text where there are any,
+// else by the draft head.
+struct MostDrafts {
+  int head = 0, copied = 0;
+};
+
 // How a reply is made.
 struct ReplyOptions {
   Sampling sampling;
@@ -38,17 +44,12 @@ struct ReplyOptions {
   int n_prompt = 0;               // tokens of the prompt; what is read beyond them is a reply that goes on
   int end = 0;                    // positions of prompt and reply together at which it ends; 0: the context's
   std::vector<int32_t> known;     // tokens of the reply that rounds will draw again
+  MostDrafts most = {};           // of a round, for those who ask most_drafts()
 };
 
 // Of one reply: how many drafts were verified, and how many of them kept.
 struct DraftCounts {
   int proposed = 0, accepted = 0;
-};
-
-// How many drafts a pass makes for the round after: copies of the sequence's own text where there are any,
-// else by the draft head.
-struct MostDrafts {
-  int head = 0, copied = 0;
 };
 
 // The next tokens of a prompt. With `last`, the first token of its reply is drawn, and drafts behind it.
@@ -120,6 +121,7 @@ class Runner {
   // The drafts that the session's next round verifies.
   std::vector<int32_t> drafts(Session& session) const;
   DraftCounts draft_counts(const Session& session) const;
+  MostDrafts most_drafts(const Session& session) const;
 
   // Tests: whether passes hash the logits that tokens are drawn from.
   void keep_hashes(bool keep) { wanted_.hashes = keep; }

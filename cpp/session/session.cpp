@@ -244,6 +244,8 @@ Session::Ready Session::try_begin_round(int& n_rows, int& n_ahead) {
   const std::lock_guard lock(mutex_);
   if (closed_) return Ready::kClosed;
   require_usable();
+  if (!attachment)
+    throw InvalidArgument("round: the session has no pending token; its prompt is not read yet");
   // Rounds in flight have committed up to n_ahead_ positions that the host does not know of yet.
   const int at = length_ + n_ahead_, context = model_->options().context;
   const int reach = reserve_pages(at + n_rows + n_ahead);

@@ -121,6 +121,11 @@ class Session:
     def keep(self, n: int) -> None:
         """Commit the first n rows of the last window."""
 
+    def fork(self) -> Session:
+        """
+        A session with the same committed positions, which shares all pages but the last; between prompt passes only.
+        """
+
     def close(self) -> None:
         """Give pages and memory back; idempotent."""
 
@@ -146,6 +151,10 @@ class Drawn:
     def top(self) -> list[tuple[int, float]]:
         """[(id, log-probability), ...] of the likeliest ids."""
 
+    @property
+    def logits_hash(self) -> int:
+        """Of the row it was drawn from, where hashes are kept."""
+
 class Runner:
     """Runs prompt chunks and rounds over the sessions of one model."""
 
@@ -153,6 +162,11 @@ class Runner:
 
     @property
     def max_chunk(self) -> int: ...
+
+    def keep_hashes(self, keep: bool) -> None:
+        """
+        Tests: whether tokens carry a hash of the logits that they were drawn from.
+        """
 
     def prompt(self, session: Session, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: bool, sampling: Sampling, n_drafts: int = 0) -> list[Drawn]:
         """
@@ -184,4 +198,100 @@ class Runner:
     def forward(self, parts: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool]]) -> list:
         """
         One pass over [(session, tokens, is_window), ...]; returns logits (rows, vocab) float32 of each part.
+        """
+
+class Landed:
+    """
+    What one session got out of a round, or out of its part of a prompt pass.
+    """
+
+    @property
+    def session(self) -> Session: ...
+
+    @property
+    def tokens(self) -> list[Drawn]:
+        """Drawn, in the order of the reply."""
+
+    @property
+    def ended(self) -> bool:
+        """A stop id, the end or NaN was seen: it has no rounds any more."""
+
+    @property
+    def proposed(self) -> int:
+        """Drafts that were verified."""
+
+    @property
+    def accepted(self) -> int:
+        """Those of them that were kept."""
+
+    @property
+    def copied(self) -> bool:
+        """They were copied from the reply's own text."""
+
+    @property
+    def short(self) -> bool:
+        """There was no page for it; nothing of it ran."""
+
+    @property
+    def error(self) -> object:
+        """What failed of this session; it can only be closed."""
+
+class Driver:
+    """
+    Runs prompt passes and rounds; a thread of its own commits rounds while the set that runs stays the same.
+    """
+
+    def __init__(self, model: Model, n_valid: int = 0, row_limit: int = 32, lone: bool = True, prices: bool = True, serial_drafts: bool = False) -> None: ...
+
+    @property
+    def max_chunk(self) -> int: ...
+
+    @property
+    def max_sequences(self) -> int: ...
+
+    def begin(self, session: Session, sampling: Sampling, stop_ids: Sequence[int], n_prompt: int, end: int, known: Sequence[int] = [], most_head: int = 0, most_copied: int = 0) -> None:
+        """
+        Say how the reply is drawn, before the chunk that reads the last token of the prompt. end: positions of prompt and reply together. known: tokens of the reply that rounds are fed with and draw again. most_head, most_copied: drafts of a round by the draft head, or copied from the text.
+        """
+
+    def start(self, sessions: Sequence[Session]) -> None:
+        """Rounds over these sessions from now on, in place of others."""
+
+    def take(self) -> list[Landed]:
+        """
+        Wait until something has landed, no round can follow, or wake() was called.
+        """
+
+    def stop(self) -> list[Landed]:
+        """Commit no more rounds, and wait for those in flight."""
+
+    def step(self, chunks: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool]], sessions: Sequence[Session]) -> list[Landed]:
+        """
+        Stop, then read [(session, tokens, last), ...] and run one round of the sessions.
+        """
+
+    def wake(self) -> None:
+        """Let take() return soon; from any thread."""
+
+    def time_a_price(self, pool: PagePool) -> bool:
+        """
+        With nothing to do: time what one width of rounds costs; whether there is more to time.
+        """
+
+    def prices(self, widths: Sequence[int]) -> list[tuple[float, float]]:
+        """
+        Milliseconds of (a forward of w rows, a draft step of w sequences), for each w.
+        """
+
+    def counts(self) -> dict[str, int]:
+        """How often its mechanisms ran since it was made."""
+
+    def keep_hashes(self, keep: bool) -> None:
+        """
+        Tests: whether tokens carry a hash of the logits that they were drawn from.
+        """
+
+    def state_hash(self, session: Session) -> int:
+        """
+        Tests: stop, settle, then hash the session's state as Runner.state_hash does.
         """

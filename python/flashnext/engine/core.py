@@ -112,15 +112,19 @@ class CoreOptions:
 
     Attributes:
         lone: Let a single sequence run by rounds that need no host.
-        serial_drafts: Draft one sequence after another.
+        serial_drafts: Draft when the host has seen a round land, not behind it in the same command buffer.
         prices: Weigh what drafts cost; without, each sequence gets the most it may have.
         round_rows: Most rows of a round, 1 to MAX_ROUND_ROWS.
+        head: Draft by the draft head, where the model has been loaded with it.
+        copies: Draft by copies of the reply's own text.
     """
 
     lone: bool = True
     serial_drafts: bool = False
     prices: bool = True
     round_rows: int = ROUND_ROWS
+    head: bool = True
+    copies: bool = True
 
 
 class Core(Protocol):
