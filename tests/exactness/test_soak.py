@@ -173,8 +173,9 @@ def test_after_a_prompt_that_fills_the_window_a_short_one_gets_its_known_reply(s
 def test_a_reply_goes_on_while_a_prompt_that_fills_the_window_is_read(server: ServerThread) -> None:
     running = {**distinct(5), "temperature": 3, "seed": 5, "max_tokens": 2000, "ignore_eos": True}
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        begun, beside = server.core.n_rounds, server.core.driver.counts()["chunks_beside_rounds"]
         reply = pool.submit(ask, server, running)
-        while not server.core.n_rounds:
+        while server.core.n_rounds < begun + 5:
             time.sleep(0.005)
         response = httpx.post(
             url(server).replace("chat/completions", "completions"),
@@ -183,7 +184,9 @@ def test_a_reply_goes_on_while_a_prompt_that_fills_the_window_is_read(server: Se
         )
         assert response.status_code == 200
         long = response.json()["choices"][0]["flashnext"]["timings"]
+        assert not reply.done()
         gap_ms = reply.result()["flashnext"]["timings"]["largest_gap_ms"]
+    assert server.core.driver.counts()["chunks_beside_rounds"] > beside + 5
     # The target is 250 ms, and twice that on a quiet machine; on any, a fraction of the whole prompt.
     assert gap_ms < max(500, long["prompt_ms"] / 3), long
 
