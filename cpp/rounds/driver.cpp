@@ -223,6 +223,13 @@ int Driver::commit(const std::vector<RunningPart>& running, bool behind_another)
   ++counts_.rounds;
   counts_.shared_rounds += sequences > 1;
   counts_.lone_rounds += behind_another;
+  if (sequences > 1 || behind_another) {
+    const bool shared = sequences > 1;
+    counts_.to_shared += shared && was_lone_;
+    counts_.to_lone += !shared && was_shared_;
+    was_shared_ = shared;
+    was_lone_ = !shared;
+  }
   counts_.widest = std::max(counts_.widest, static_cast<uint64_t>(sequences));
   return sequences;
 }
