@@ -329,7 +329,7 @@ std::vector<LandedPart> Driver::land() {
     }
     (part.copied ? counts_.copies_proposed : counts_.proposed) += static_cast<uint64_t>(part.proposed);
     (part.copied ? counts_.copies_accepted : counts_.accepted) += static_cast<uint64_t>(part.accepted);
-    rows += 1 + part.proposed;
+    rows += part.n_rows;
     if (drafting.size() < static_cast<size_t>(part.n_head)) drafting.resize(static_cast<size_t>(part.n_head));
     for (int step = 0; step < part.n_head; ++step) ++drafting[static_cast<size_t>(step)];
   }
