@@ -24,8 +24,9 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     },
     "hot": {"temperature": 3.0},
 }  # fmt: skip
-REPLY, LONG_REPLY = 24, 60  # tokens; one that is handed over outlives the others
-FEW = (60, 61, 62)  # ids of replies that repeat themselves, for copies of the reply's own text
+REPLY = 24  # tokens,
+MORE = 36  # and so many more where one has to outlive the others, or where there are few to copy in
+FEW = (60, 61)  # ids of replies that repeat themselves, for copies of the reply's own text
 
 
 @dataclass(frozen=True)
@@ -181,10 +182,11 @@ class Play:
 
     def _sequence(self, i: int, sampling: str, most_drafts: int) -> Running:
         cell = self.cell
-        long = i == 0 and (cell.n == 1 or cell.driving == "handed over")
-        n = LONG_REPLY if long else REPLY
+        few = cell.drafts in ("copies", "both")
+        longer = (i == 0 and cell.driving == "handed over") + (cell.n < 3 and few)
+        n = REPLY + longer * MORE
         prompt = i % len(self.reference.prompts)
-        request = Request(prompt, sampling, i, n, cell.drafts in ("copies", "both"))
+        request = Request(prompt, sampling, i, n, few)
         job = Job(
             id=i,
             prompt=self.reference.prompts[prompt],
@@ -293,6 +295,9 @@ class Play:
             beside = [] if cell.driving == "lone" else [s for s in all_ if s.active]
             self.read(group, beside)
             self.go_on(2)
+        if cell.driving == "handed over":
+            left = [s for s in all_ if s.active]
+            self.run(sorted(left, key=lambda s: s.request.n - len(s.job.token_ids))[-1:], 1)
         if cell.disturbance == "preempted":
             victim = all_[-1]
             if victim.active:
@@ -347,7 +352,9 @@ class Play:
 
     @property
     def rejects(self) -> bool:
-        """Whether drafts are wrong at times: those of a random head, or of what is drawn from noise."""
+        """Whether drafts are wrong at times: those of a random head, or where much is left to chance."""
+        if self.cell.drafts == "copies":
+            return self.cell.n > 3 or self.cell.sampling in ("penalties", "hot")
         return "random" in self.cell.model or self.cell.sampling == "hot" or self.cell.n > 3
 
     @property
