@@ -102,7 +102,7 @@ def main() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * args.streams + 1000)), hard))
     command = [sys.executable, "-c", SERVE, "--port", "0", "--log-level", "warning", "--parallel", "8"]
-    command += ["--queue", str(args.streams), "--max-connections", str(args.streams + 100)]
+    command += ["--queue", str(args.streams + 64), "--max-connections", str(args.streams + 100)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -422,11 +422,4 @@ struct BlockPart {
 // logits_hash: 0 counts in, 1 logits in, 2 out uint64[L]. Grid (L). The sum over ids below n_valid of
 // splitmix64(id * 2^32 + bits of the logit), modulo 2^64.
 
-// argmax: 0 counts in, 1 logits in float[L, vocab], 2 out int32[L]. Grid (L). Ties go to the lower id; NaN
-// never wins.
-struct ArgmaxParams {
-  uint32_t vocab;    // row stride
-  uint32_t n_valid;  // ids at or beyond are never chosen
-};
-
 }  // namespace flashnext

@@ -38,6 +38,7 @@ void bind_driver(nb::module_& m) {
           [](const LandedPart& p) {
             return p.short_of_pages ? nb::object(nb::none()) : python_error(p.error);
           },
+          nb::sig("def error(self) -> Exception | None"),
           "What failed of this session; it can only be closed.");
 
   nb::class_<Driver>(m, "Driver",

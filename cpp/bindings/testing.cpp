@@ -265,7 +265,6 @@ std::map<std::string, Layout> params_layout() {
          FIELD(BlockMax, changed)}}},
       {"BlockPart",
        {sizeof(BlockPart), {FIELD(BlockPart, sum), FIELD(BlockPart, value), FIELD(BlockPart, id)}}},
-      {"ArgmaxParams", {sizeof(ArgmaxParams), {FIELD(ArgmaxParams, vocab), FIELD(ArgmaxParams, n_valid)}}},
   };
 }
 

@@ -48,7 +48,6 @@ struct Launcher::Kernels {
         keep_streams(d.kernel("keep_streams_" + t)),
         draft_rows(d.kernel("draft_rows")),
         copy_drafts(d.kernel("copy_drafts")),
-        argmax(d.kernel("argmax")),
         draw_max(d.kernel("draw_max")),
         draw_blocks(d.kernel("draw_blocks")),
         draw_pick(d.kernel("draw_pick")),
@@ -59,8 +58,8 @@ struct Launcher::Kernels {
   const Kernel &embed, &matmul, &hc_norm, &hc_mix, &ngram_ids, &ngram_gather, &ple_gate, &ple_conv,
       &delta_conv, &delta_prep, &delta_rule, &rope, &attention_prep, &index_pool, &index_score, &index_select,
       &attention, &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows, &round_rows,
-      &verdict, &absorb_rows, &keep_streams, &draft_rows, &copy_drafts, &argmax, &draw_max, &draw_blocks,
-      &draw_pick, &logprob_sums, &token_logprobs, &logits_hash;
+      &verdict, &absorb_rows, &keep_streams, &draft_rows, &copy_drafts, &draw_max, &draw_blocks, &draw_pick,
+      &logprob_sums, &token_logprobs, &logits_hash;
 };
 
 Launcher::Launcher(const Device& device, DType dtype)
@@ -250,11 +249,6 @@ void Launcher::draft_rows(CommandBuffer& cb, const HeadTables& step, const HeadT
 void Launcher::copy_drafts(CommandBuffer& cb, const CopyTables& c, uint32_t max_sequences) const {
   cb.dispatch(k_->copy_drafts, {max_sequences}, {c.counts, c.replies, c.limits, c.n_copied},
               CopyDraftsParams{kLeastCopy, kMostMatch});
-}
-
-void Launcher::argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out,
-                      const ArgmaxParams& p) const {
-  cb.dispatch(k_->argmax, {b.max_logits}, {b.counts, logits, out}, p);
 }
 
 void Launcher::draw_max(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,

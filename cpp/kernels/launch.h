@@ -134,7 +134,6 @@ class Launcher {
   void draft_rows(CommandBuffer& cb, const HeadTables& step, const HeadTables& next, Slice replies,
                   uint32_t max_sequences) const;
   void copy_drafts(CommandBuffer& cb, const CopyTables& copies, uint32_t max_sequences) const;
-  void argmax(CommandBuffer& cb, const Batch& b, Slice logits, Slice out, const ArgmaxParams& p) const;
 
   // The sampler; kernels/sampler.h records all of it. Throw InvalidArgument where n_valid is above kMaxDrawn.
   void draw_max(CommandBuffer& cb, const Batch& b, Slice draws, Slice logits, Slice maxima,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flashnext.engine.engine import Engine
 from flashnext.engine.events import Reply
+from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.sampling import Sampling
 from support.pages import pages_came_back
 
@@ -35,7 +36,9 @@ SETTINGS = (
 
 def counts(engine: Engine) -> dict[str, int]:
     """What the engine's rounds held so far; see `_core.Driver.counts`."""
-    return engine._thread._scheduler._core.driver.counts()
+    core = engine._thread._scheduler._core
+    assert isinstance(core, LoadedCore)
+    return core.driver.counts()
 
 
 def asked(n: int) -> list[tuple[list[int], Sampling]]:

@@ -14,6 +14,8 @@ from flashnext.contract.__main__ import main
 from flashnext.contract.check import Subject, planted, run_faults, run_gate, subjects
 from flashnext.contract.gates import GATES, Bench
 from flashnext.contract.launch import GUARD_BYTES, DeviceRunner, Launch, Result
+from flashnext.contract.replies import TableFamily
+from flashnext.contract.structs import STRUCTS
 from flashnext.contract.sweep import CHUNK, POSITIONS, Table, rotary_sweep, tables
 from flashnext.errors import DeviceError
 from support.engine import PATHS
@@ -60,6 +62,28 @@ def test_faults_of_every_kind_are_planted() -> None:
     names = [fault.name for s in subjects() for _, fault in planted(s, runner(PATHS[0]))]
     for kind in ("wrong axis", "wrong position", "wrong scale", "dropped tail", "reordered sum"):
         assert sum(name.startswith(kind) for name in names) >= 4, kind
+
+
+@pytest.mark.parametrize(
+    "subject", [s for s in subjects() if isinstance(s.family, TableFamily)], ids=lambda s: s.name
+)
+def test_each_wrong_of_a_family_over_tables_is_planted(subject: Subject) -> None:
+    assert isinstance(subject.family, TableFamily)
+    names = {fault.name for _, fault in planted(subject, runner(PATHS[0]))}
+    assert set(subject.family.wrongs.values()) - names == set()
+
+
+@pytest.mark.parametrize("one_buffer", [False, True])
+def test_an_address_comes_out_as_the_number_of_the_place_that_it_was_given_in(one_buffer: bool) -> None:
+    subject = next(s for s in subjects() if s.name == "verdict")
+    bench = Bench(subject.family, {"windows": "at rest", "n": 3}, subject.scalar, 1, runner(PATHS[0]))
+    launch = bench.launch(bench.draw())
+    windows = launch.slots["windows"].copy()
+    windows[:-GUARD_BYTES].view(STRUCTS["Window"])["reply"] = 41, 43, 42
+    given = replace(launch, slots={**launch.slots, "windows": windows})
+    result = DeviceRunner(runner(PATHS[0]).device, one_buffer)(given)
+    poison = 2**64 - 1
+    assert result["replies"][:-GUARD_BYTES].view(np.uint64).tolist() == [41, 43, 42, poison, poison]
 
 
 @pytest.mark.parametrize("one_buffer", [False, True])

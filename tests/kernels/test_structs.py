@@ -25,6 +25,6 @@ def test_sizes_and_offsets_equal_those_of_the_compiler() -> None:
 
 
 def test_a_moved_field_would_be_seen() -> None:
-    moved = np.dtype([("count", np.uint64)], align=True)
-    size, fields = core.testing.params_layout()["DraftRowsParams"]
-    assert moved.itemsize != size and fields["count"] == (0, 4)
+    moved = np.dtype([("n_windows", np.uint64)], align=True)
+    size, fields = core.testing.params_layout()["RoundRowsParams"]
+    assert moved.itemsize != size and fields["n_windows"] == (0, 4)

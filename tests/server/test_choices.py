@@ -9,6 +9,7 @@ from typing import Any
 
 import openai
 import pytest
+from flashnext import _core
 from flashnext.engine.sampling import choice_seed
 from flashnext.text.tokenizer import Tokenizer
 from support.serving import server_process
@@ -30,6 +31,12 @@ def streamed(client: openai.OpenAI, **more: Any) -> list[Any]:
 
 
 # --- several choices
+
+
+def test_the_seed_of_a_choice_is_the_cores() -> None:
+    for seed in (0, 1, 7, 2**53 - 1, 2**64 - 1):
+        for i in (0, 1, 2, 63):
+            assert choice_seed(seed, i) == _core.testing.choice_seed(seed, i)
 
 
 def test_choices_are_the_requests_with_their_seeds(client: openai.OpenAI) -> None:
@@ -257,7 +264,7 @@ def test_background_requests_are_served_and_other_priorities_refused(client: ope
 def test_drafts_change_no_log_probability() -> None:
     hot: Any = {"temperature": 2, "seed": 3, "max_tokens": 60, "logprobs": True, "top_logprobs": 5}
     with (
-        server_process("--drafts", "4") as server,
+        server_process("--drafts", "4", "--no-prices") as server,
         openai.OpenAI(base_url=server.url, api_key="none") as client,
     ):
         with_drafts, without = (

@@ -7,7 +7,9 @@ import http.client
 import json
 import logging
 import os
+import random
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -213,5 +215,26 @@ def test_many_streams_that_are_dropped_leave_no_task_no_page_and_no_file() -> No
         until(lambda: server.service.n_connections() == 0, "connections stayed open")
         until(lambda: n_tasks() <= tasks, "tasks were left")
         assert n_files() <= files
+    finally:
+        server.close()
+
+
+def test_connections_reset_at_random_moments_leave_nothing_behind() -> None:
+    seed = random.randrange(2**32)
+    draw = random.Random(seed)
+    server = ServerThread(parallel=8)
+    try:
+        for _ in range(80):
+            long = " a" * draw.choice([1, 1, 3000])
+            messages = [{"role": "user", "content": f"{draw.randrange(10**6)}{long}"}]
+            more = {"stream": draw.random() < 0.7, "n": draw.choice([1, 1, 3]), "max_tokens": 200}
+            connection = begin(server, messages=messages, ignore_eos=True, **more)
+            time.sleep(draw.choice([0.0, 0.0, 0.01, 0.05]))
+            # A reset and not a goodbye: whatever was on its way is lost.
+            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+        require_idle_and_well(server)
+        assert server.service.queue.n_open == 0, f"seed {seed}"
+        assert server.engine.counts.waiting == server.engine.counts.running == 0, f"seed {seed}"
     finally:
         server.close()

@@ -206,8 +206,8 @@ SERVED: list[tuple[str, dict[str, Any]]] = [
     ("a whole pair", {"messages": user("\U0001f600")}),
     ("nulls", dict.fromkeys(("stop", "n", "seed", "tools", "stream_options", "logit_bias", "user", "top_p"))),
     ("values that ask for nothing", {
-        "n": 1, "logprobs": False, "presence_penalty": 0, "frequency_penalty": 0.0, "logit_bias": {},
-        "response_format": {"type": "text"}, "parallel_tool_calls": True,
+        "n": 1, "logprobs": False, "top_logprobs": 0, "presence_penalty": 0, "frequency_penalty": 0.0,
+        "logit_bias": {}, "response_format": {"type": "text"}, "parallel_tool_calls": True,
         "tool_choice": "auto", "stop": [], "tools": [],
     }),
     ("harmless fields", {"user": "u", "metadata": {"a": "b"}, "draft": False, "cache": False}),

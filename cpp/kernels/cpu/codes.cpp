@@ -353,11 +353,22 @@ void multiply(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* c
     return;
   }
   std::memset(s.y, 0, size_t{n_rows} * kCodeColumns * sizeof(float));
+  // Rows that all fit are turned once for all columns; those of a long pass by each panel anew.
+  const bool keeps = size_t{n_rows} * w.n_in <= KeptBlocks::kInputs;
+  Blocks whole[kCodeRows];
+  for (uint32_t r = 0; keeps && r < n_rows; ++r) {
+    whole[r] = kept.of(rows[r], w.n_in, w.format,
+                       {s.q + size_t{r} * w.n_in, s.step + r * n_groups, s.sum + r * n_groups});
+  }
   for (uint32_t k0 = 0; k0 < w.n_in; k0 += kCodeInputs) {
     const uint32_t n = w.n_in - k0 < kCodeInputs ? w.n_in - k0 : kCodeInputs, groups = n / group;
     for (uint32_t r = 0; r < n_rows; ++r) {
-      x[r] = {s.q + size_t{r} * n, s.step + r * groups, s.sum + r * groups};
-      quantize(rows[r] + k0, n, w.format, x[r]);
+      if (keeps) {
+        x[r] = {whole[r].q + k0, whole[r].step + k0 / group, whole[r].sum + k0 / group};
+      } else {
+        x[r] = {s.q + size_t{r} * n, s.step + r * groups, s.sum + r * groups};
+        quantize(rows[r] + k0, n, w.format, x[r]);
+      }
     }
     const auto parameters = [&](float* from, uint32_t c) {
       return from + size_t{c} * kCodeInputs / kMinGroup;

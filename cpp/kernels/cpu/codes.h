@@ -46,7 +46,7 @@ struct CodeScratch {
 // The blocks of whole rows that a worker has turned in this segment, so that a row which many of its tasks
 // multiply is turned once. Lies in Task::kept.
 struct KeptBlocks {
-  static constexpr uint32_t kRows = 64, kInputs = 1 << 17;
+  static constexpr uint32_t kRows = 128, kInputs = 1 << 18;
 
   uint64_t segment;
   uint32_t n_rows, n_inputs, n_groups;

@@ -6,6 +6,7 @@
 // Noise costs a hash and two logarithms, so it is computed only for ids that can still win: those for which
 // 1 - u <= e^(distance - best so far), since noise(u) >= t means -log u <= e^-t, and 1 - u <= -log u. Of a
 // block the distance of its largest value will do, so that all but a few ids cost a hash and a comparison.
+#include "kernels/cpu/descending.h"
 #include "kernels/cpu/sampler.h"
 #include "kernels/cpu/tables.h"
 

@@ -1,5 +1,6 @@
 // logprob_sums, token_logprobs: log-probabilities of the unmodified logits, as `logprobs` of rounds/sampler.h
 // gives them; logits_hash: what tests compare logits by.
+#include "kernels/cpu/descending.h"
 #include "kernels/cpu/sampler.h"
 #include "kernels/cpu/tables.h"
 

@@ -1,4 +1,4 @@
-// embed, copy_rows, argmax: moving rows in and out of the model.
+// embed, copy_rows: moving rows in and out of the model.
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/tables.h"
 
@@ -26,23 +26,11 @@ void copy_rows(const Task& t) {
               t.slot<const T>(2) + size_t(t.slot<const int32_t>(1)[t.x]) * p.width, p.width * sizeof(T));
 }
 
-void argmax(const Task& t) {
-  const auto& p = t.get<ArgmaxParams>();
-  if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountLogits]) return;
-  const float* logits = t.slot<const float>(1) + size_t{t.x} * p.vocab;
-  uint32_t best = 0;
-  for (uint32_t i = 1; i < p.n_valid; ++i) {
-    if (logits[i] > logits[best] || (logits[best] != logits[best] && logits[i] == logits[i])) best = i;
-  }
-  t.slot<int32_t>(2)[t.x] = static_cast<int32_t>(best);
-}
-
 constexpr KernelEntry kEntries[] = {
     {"embed_bf16", embed<bfloat16>, 1},
     {"embed_f32", embed<float>, 1},
     {"copy_rows_bf16", copy_rows<bfloat16>, 1},
     {"copy_rows_f32", copy_rows<float>, 1},
-    {"argmax", argmax, 1},
 };
 
 }  // namespace

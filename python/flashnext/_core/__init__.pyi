@@ -233,7 +233,7 @@ class Landed:
         """There was no page for it; nothing of it ran."""
 
     @property
-    def error(self) -> object:
+    def error(self) -> Exception | None:
         """What failed of this session; it can only be closed."""
 
 class Driver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,8 @@ class Output:
         strides: In bytes; contiguous by default.
         scalar: How floats are stored, or None for what must be equal bit for bit.
         updated: Whether the kernel reads the place before it writes (so that it holds no poison).
+        is_address: Whether it holds device addresses that the kernel was given. Each comes out as the number
+            that the launch holds in its place, under the relocation.
     """
 
     name: str
@@ -56,6 +59,7 @@ class Output:
     strides: tuple[int, ...] | None = None
     scalar: Scalar | None = None
     updated: bool = False
+    is_address: bool = False
 
     def view(self, result: Result) -> Array:
         """View the stored elements in a result."""
@@ -123,12 +127,15 @@ class Builder:
         shape: Sequence[int],
         strides: Sequence[int] | None = None,
         updated: bool = False,
+        is_address: bool = False,
     ) -> None:
         """Add a result of floats stored as `kind`, or of integers of that dtype."""
         scalar = kind if isinstance(kind, Scalar) else None
         dtype = np.dtype(scalar.bits if scalar else kind)  # type: ignore[arg-type]
         steps = None if strides is None else tuple(strides)
-        self.outputs.append(Output(name, unit, slot, offset, dtype, tuple(shape), steps, scalar, updated))
+        self.outputs.append(
+            Output(name, unit, slot, offset, dtype, tuple(shape), steps, scalar, updated, is_address)
+        )
 
     def rows(
         self,
@@ -190,6 +197,17 @@ class DeviceRunner:
             self.one_buffer,
             GUARD_BYTES,
         )
+        given: dict[int, int] = {}
         for slot, at, _, _ in launch.relocations:  # an address is no result
+            address, number = (_address(slots[slot], at) for slots in (after, launch.slots))
+            given[address] = number or given.get(address, 0)
             after[slot][at : at + 8] = launch.slots[slot][at : at + 8]
+        for o in launch.outputs:
+            if o.is_address:
+                view = o.view(after)
+                view[...] = np.array([given.get(int(a), int(a)) for a in view], np.uint64)
         return after
+
+
+def _address(data: Bytes, at: int) -> int:
+    return int.from_bytes(data[at : at + 8].tobytes(), sys.byteorder)

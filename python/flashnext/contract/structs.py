@@ -111,11 +111,24 @@ STRUCTS: dict[str, Void] = {
         **_many(_U64, "codes_stride", "scales_stride"),
     ),
     "CopyRowsParams": _struct(width=_U32, count=_U32),
+    "Window": _struct(
+        reply=_U64,
+        **_many(_I32, "most_rows", "most_drafts", "is_window", "first_row", "n_rows", "first_logits"),
+        **_many(_I32, "start", "most_copied"),
+    ),
+    "Landed": _struct(
+        **_many(_I32, "n_tokens", "length", "parity", "ended", "n_verified", "n_accepted", "copied"),
+        **_many(_I32, "first_logits", "n_head", "n_copied"),
+        tokens=(_I32, MAX_WINDOW),
+    ),
+    "RoundRowsParams": _struct(n_windows=_U32),
+    "VerdictParams": _struct(**_many(_U32, "n_windows", "n_valid")),
+    "AbsorbRowsParams": _struct(**_many(_U32, "n_windows", "n_steps", "hc_count")),
+    "KeepStreamsParams": _struct(**_many(_U32, "width", "state_offset")),
     "CopyDraftsParams": _struct(**_many(_I32, "least_match", "most_match")),
     "DrawParams": _struct(**_many(_U32, "vocab", "n_valid", "count")),
     "BlockMax": _struct(**_many(_F32, "value", "logit"), numbers=_I32, changed=_U32),
     "BlockPart": _struct(**_many(_F32, "sum", "value"), id=_I32),
-    "ArgmaxParams": _struct(**_many(_U32, "vocab", "n_valid")),
 }
 
 

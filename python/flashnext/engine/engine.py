@@ -43,6 +43,9 @@ from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
 
 _EXIT_TIMEOUT_S = 5.0
+SHORT_CHARS = 2048
+"""Longest prompt that the event loop itself reads."""
+
 SEED_BITS = 53  # of a seed that is drawn here: what every JSON reader keeps of a number
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -169,7 +172,7 @@ class Engine:
 
     @property
     def last_step_s(self) -> float:
-        """When the thread last ended a step, by time.monotonic; 0 before the first."""
+        """When the thread last began a step, or had to, by time.monotonic; 0 before the first."""
         return self._thread.last_step_s
 
     @property
@@ -250,9 +253,11 @@ class Engine:
         def deliver(item: Item) -> None:
             loop.call_soon_threadsafe(items.put_nowait, item)
 
-        # A long chat takes a while to render and to tokenize, so the event loop does not do it itself.
+        # A long chat takes a while to render and to tokenize, so the event loop does not do it itself; for a
+        # short one, half a millisecond, the way to another thread and back would take longer.
         make = partial(self._job, prompt, sampling or Sampling(), tools, options, deliver)
-        job, seed, limit = await asyncio.to_thread(make)
+        short = tools is None and _is_short(prompt)
+        job, seed, limit = make() if short else await asyncio.to_thread(make)
         request = AsyncRequest(
             job.id, seed, job.prompt.tolist(), partial(self._cancel, job, limit), self._require_process, items
         )
@@ -397,6 +402,17 @@ class Engine:
 def _default_parallel(core: Core) -> int:
     """Choose how many sequences run at once: no more than have a page or two each."""
     return max(1, min(PARALLEL, core.max_sequences, core.n_pages // core.pages(1)))
+
+
+def _is_short(prompt: PromptLike) -> bool:
+    """Whether a prompt is at most SHORT_CHARS long, as far as that is seen at a glance."""
+    if isinstance(prompt, str):
+        return len(prompt) <= SHORT_CHARS
+    if not isinstance(prompt, list) or len(prompt) > 16:
+        return False
+    contents = [turn.get("content") if isinstance(turn, dict) else None for turn in prompt]
+    texts = [content for content in contents if isinstance(content, str)]
+    return len(texts) == len(prompt) and sum(map(len, texts)) <= SHORT_CHARS
 
 
 def _close(thread: EngineThread, process: int, timeout_s: float | None) -> bool:

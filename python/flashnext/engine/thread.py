@@ -55,6 +55,8 @@ class EngineThread:
                 raise self._failure
             if self._closing:
                 raise EngineClosed("the engine is closed; open another one")
+            if self._idle():
+                self.last_step_s = time.monotonic()
             job.times.arrived = self._scheduler.now_s()
             self._inbox.append(job)
             self._changed.notify()
@@ -84,8 +86,8 @@ class EngineThread:
     def _run(self) -> None:
         try:
             while self._turn():
-                self._scheduler.step()
                 self.last_step_s = time.monotonic()
+                self._scheduler.step()
         except BaseException as error:  # whatever it is, nobody may be left waiting
             failure = EngineFailed(f"the engine's thread died: {type(error).__name__}: {error}")
             failure.__cause__ = error

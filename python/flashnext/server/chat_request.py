@@ -47,7 +47,7 @@ class ChatRequest(Drawing):
                 'only "auto" and "none" are supported yet; "required" and a named function come with '
                 "structured output",
             )
-        if request.top_logprobs is not None and not request.logprobs:
+        if request.top_logprobs and not request.logprobs:
             raise InvalidField("top_logprobs", "needs logprobs: true")
         top_logprobs(request.top_logprobs, "top_logprobs")
         return request

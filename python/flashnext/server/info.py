@@ -69,7 +69,7 @@ async def health(service: Service, http: Request) -> Response:
     if engine.failure is not None:
         return JSONResponse({"status": "failed", "error": str(engine.failure)}, 503)
     if service.stalled_s > service.settings.stall_s:
-        problem = f"the engine has done nothing for {service.stalled_s:.0f} s while replies are open"
+        problem = f"the engine has been in one step for {service.stalled_s:.0f} s"
         return JSONResponse({"status": "stalled", "error": problem}, 503)
     return JSONResponse({"status": "ok"})
 

@@ -109,7 +109,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_number(1, math.inf),
         default=120.0,
         metavar="S",
-        help="/health fails once the engine did nothing for so many seconds under load (default 120)",
+        help="/health fails once a step of the engine takes so many seconds (default 120)",
     )
     log = parser.add_argument_group("log, written to stderr")
     log.add_argument(

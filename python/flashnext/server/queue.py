@@ -17,7 +17,6 @@ class Queue:
 
     Attributes:
         n_open: Open replies.
-        busy_since_s: When there last was none.
     """
 
     def __init__(self, parallel: int, max_waiting: int, clock_s: Callable[[], float]) -> None:
@@ -33,7 +32,6 @@ class Queue:
         self._clock_s = clock_s
         self._mean_s = 0.0
         self.n_open = 0
-        self.busy_since_s = 0.0
 
     @contextmanager
     def place(self, n: int) -> Iterator[None]:
@@ -48,8 +46,6 @@ class Queue:
                 self.retry_after_s(n),
             )
         began = self._clock_s()
-        if not self.n_open:
-            self.busy_since_s = began
         self.n_open += n
         try:
             yield

@@ -96,10 +96,11 @@ class Service:
 
     @property
     def stalled_s(self) -> float:
-        """For how long the engine has done nothing while replies are open; 0 where none are."""
-        if self._engine is None or not self._queue.n_open:
+        """For how long the engine's step has lasted, while it has anything to do; else 0."""
+        if self._engine is None:
             return 0.0
-        return self.clock_s() - max(self._queue.busy_since_s, self._engine.last_step_s)
+        counts = self._engine.counts
+        return self.clock_s() - self._engine.last_step_s if counts.waiting + counts.running else 0.0
 
     @property
     def queue(self) -> Queue:

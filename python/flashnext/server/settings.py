@@ -40,7 +40,7 @@ class Settings:
         max_connections: Connections that may be open.
         max_queue: Requests that may wait, beside those that are answered at once.
         timeout_s: Longest time that a reply may take; 0 for any.
-        stall_s: Without a step of the engine for this long while requests are open, it counts as wedged.
+        stall_s: An engine that is in one step for this long counts as wedged.
         drain_s: How long open replies may go on once the server is told to end.
         keepalive_s: A stream sends a comment whenever the client has seen nothing for this long.
         log_prompts: Log what requests say.

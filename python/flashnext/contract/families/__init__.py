@@ -1,6 +1,7 @@
 """The contracts of all kernels, a family of kernels a file; importing this package enters them."""
 
 from flashnext.contract.families import (
+    absorb,
     attention,
     copies,
     delta,
@@ -13,11 +14,13 @@ from flashnext.contract.families import (
     ngram,
     ple,
     rope,
+    rounds,
     router,
     rows,
 )
 
 __all__ = [
+    "absorb",
     "attention",
     "copies",
     "delta",
@@ -30,6 +33,7 @@ __all__ = [
     "ngram",
     "ple",
     "rope",
+    "rounds",
     "router",
     "rows",
 ]

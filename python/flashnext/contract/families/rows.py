@@ -1,4 +1,4 @@
-"""embed, copy_rows, draft_rows, argmax: rows on their way into the model and out of it."""
+"""embed, copy_rows: rows on their way into the model and out of it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from flashnext.contract.family import Data, Expected, Family, Shape, register
 from flashnext.contract.faults import Fault
 from flashnext.contract.launch import Builder, Frame, Launch
 from flashnext.contract.matrices import FORMATS, Matrix
-from flashnext.contract.scalars import F32, Scalar
+from flashnext.contract.scalars import Scalar
 from flashnext.contract.structs import STRUCTS, counts, struct
 
 SPARE = 2
-COUNT_ROWS, COUNT_LOGITS = 0, 2
+COUNT_LOGITS = 2
 
 
 @register
@@ -132,154 +132,5 @@ class CopyRows(Family):
             if shape["rows"] > 1
             else Fault(
                 "wrong axis: values backwards", "sums", lambda d: {"source": d["source"][:, ::-1] + 1}
-            ),
-        )
-
-
-@register
-class DraftRows(Family):
-    """Row i of a draft step: what sequence i drafted in the step before, one position on."""
-
-    name = "draft_rows"
-    types = ()
-    envelope = "positions below 2^31 - 1; each sequence drafted in a row of the step before"
-    nonfinite = "whole numbers only"
-    order = "no sums"
-    launch_record = (
-        "0 counts, 1 best int32[L], 2 logit rows int32[L], 3 rows Row[R], 4 rows out Row[L], "
-        "5 sequences Sequence[L], 6 sources int32[L]; grid (L); first of a draft step"
-    )
-    shapes = tuple({"rows": r, "before": b} for r, b in ((1, 1), (1, 9), (3, 3), (5, 64), (64, 64)))
-
-    def units(self, shape: Shape) -> int:
-        return int(shape["rows"])
-
-    def draw(self, shape: Shape, scalar: Scalar, rng: np.random.Generator) -> Data:
-        rows = np.zeros(shape["before"], STRUCTS["Row"])
-        rows["token"] = rng.integers(0, 1 << 18, len(rows))
-        rows["sequence"] = rng.integers(0, 64, len(rows))
-        rows["position"] = rng.integers(0, 1 << 20, len(rows))
-        rows["rotary"] = rng.integers(0, 1 << 20, (len(rows), 3))
-        sequences = np.zeros(shape["rows"], STRUCTS["Sequence"])
-        for field in ("page_table", "state", "kept", "unsettled"):
-            sequences[field] = rng.integers(1, 1 << 60, len(sequences))
-        return {
-            "best": rng.integers(0, 1 << 18, shape["rows"]).astype(np.int32),
-            "logit_rows": rng.permutation(shape["before"])[: shape["rows"]].astype(np.int32),
-            "rows": rows,
-            "sequences": sequences,
-        }
-
-    def launch(self, shape: Shape, scalar: Scalar, data: Data, pick: Sequence[int], frame: Frame) -> Launch:
-        b = Builder(frame, self.kernel(scalar))
-        b.put("counts", counts(rows=len(pick)))
-        b.put("best", data["best"][list(pick)])
-        b.put("logit_rows", data["logit_rows"][list(pick)])
-        b.put("rows", data["rows"])
-        b.room("next", (len(pick) + SPARE) * STRUCTS["Row"].itemsize)
-        b.put("sequences", data["sequences"][list(pick)])
-        b.room("sources", (len(pick) + SPARE) * 4)
-        row, sequence = STRUCTS["Row"].itemsize, STRUCTS["Sequence"]
-        assert sequence.fields is not None
-        for i, unit in enumerate(pick):
-            # The index of the sequence is its place in the pass, so it is no result of the unit.
-            b.output("token", unit, "next", i * row, np.int32, (1,))
-            b.output("place", unit, "next", i * row + 8, np.int32, (4,))
-            b.output("index", i, "next", i * row + 4, np.int32, (1,))
-            at = i * sequence.itemsize
-            b.output(
-                "first_row",
-                i,
-                "sequences",
-                at + sequence.fields["first_row"][1],
-                np.int32,
-                (1,),
-                updated=True,
-            )
-            b.output(
-                "n_rows", unit, "sequences", at + sequence.fields["n_rows"][1], np.int32, (1,), updated=True
-            )
-            b.output(
-                "start", unit, "sequences", at + sequence.fields["start"][1], np.int32, (1,), updated=True
-            )
-        b.rows("sources", "sources", pick, np.int32, (1,))
-        return b.done((len(pick) + SPARE,), struct("DraftRowsParams", count=COUNT_ROWS))
-
-    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
-        before = data["rows"][data["logit_rows"]]
-        place = np.concatenate([before["position"][:, None], before["rotary"]], axis=1) + 1
-        n = shape["rows"]
-        index = np.arange(n, dtype=np.int32)[:, None]
-        return {
-            "token": list(data["best"][:, None]),
-            "place": list(place.astype(np.int32)),
-            "index": list(index),
-            "first_row": list(index),
-            "n_rows": [np.ones(1, np.int32)] * n,
-            "start": list(place[:, :1].astype(np.int32)),
-            "sources": list(data["logit_rows"][:, None]),
-        }
-
-    def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
-        moved = data["rows"].copy()
-        moved["position"] += 1
-        return (
-            Fault("wrong position: one too far", "sums", lambda d: {"rows": moved}),
-            Fault("wrong axis: best backwards", "sums", lambda d: {"best": d["best"][::-1] + 1}),
-        )
-
-
-@register
-class Argmax(Family):
-    """The lowest id of the largest of the first n_valid logits."""
-
-    name = "argmax"
-    types = ()
-    envelope = "1 <= n_valid <= vocab"
-    nonfinite = "NaN never wins; all NaN gives id 0; infinities are numbers"
-    order = "no sums; ties to the lower id"
-    launch_record = "0 counts, 1 logits float[L, vocab], 2 out int32[L]; grid (L); after the head"
-    per_unit = ("logits",)
-    shapes = tuple(
-        {"rows": r, "vocab": v, "valid": n}
-        for r, v, n in ((1, 1, 1), (5, 7, 5), (9, 64, 64), (3, 1025, 1024), (2, 248320, 248077))
-    )
-
-    def units(self, shape: Shape) -> int:
-        return int(shape["rows"])
-
-    def draw(self, shape: Shape, scalar: Scalar, rng: np.random.Generator) -> Data:
-        # Few distinct values, so that ties are the rule; the last row is all NaN below n_valid.
-        logits = rng.integers(-4, 5, (shape["rows"], shape["vocab"])).astype(np.float64)
-        logits[:, shape["valid"] :] = 100
-        if shape["rows"] > 2:
-            logits[-1, : shape["valid"]] = np.nan
-            logits[-2, 0] = np.nan
-        return {"logits": logits}
-
-    def launch(self, shape: Shape, scalar: Scalar, data: Data, pick: Sequence[int], frame: Frame) -> Launch:
-        b = Builder(frame, self.kernel(None))
-        b.put("counts", counts(logits=len(pick)))
-        b.put("logits", F32.encode(data["logits"][list(pick)]))
-        b.room("out", (len(pick) + SPARE) * 4)
-        b.rows("out", "out", pick, np.int32, (1,))
-        params = struct("ArgmaxParams", vocab=shape["vocab"], n_valid=data.get("valid", shape["valid"]))
-        return b.done((len(pick) + SPARE,), params)
-
-    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
-        best = []
-        for row in data["logits"][:, : shape["valid"]]:
-            numbers = np.flatnonzero(~np.isnan(row))
-            best.append(numbers[row[numbers].argmax()] if numbers.size else 0)
-        return {"out": list(np.array(best, np.int32)[:, None])}
-
-    def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
-        if shape["vocab"] == shape["valid"]:
-            return ()
-        return (
-            Fault(
-                "dropped tail: ids beyond the valid ones are read",
-                "sums",
-                lambda d: {"valid": shape["vocab"]},
             ),
         )
