@@ -40,7 +40,7 @@ Driver::~Driver() {
 std::vector<Driver::RunningPart> Driver::parts_of(const std::vector<SessionRef>& sessions) const {
   std::vector<RunningPart> parts;
   for (const SessionRef& s : sessions) {
-    if (!s->closed()) parts.push_back({s, runner_.most_drafts(*s)});
+    if (!s->closed()) parts.push_back({s, runner_.most_drafts(*s), runner_.known_end(*s)});
   }
   return parts;
 }
@@ -145,7 +145,21 @@ void Driver::run_rounds(std::unique_lock<std::mutex>& lock) {
       const std::vector<RunningPart> running = running_;
       const int depth = running.size() == 1 && options_.lone ? 2 : 1;
       lock.unlock();
-      while (runner_.in_flight() < depth && commit(running, runner_.in_flight() > 0)) {
+      forget_closed(running);
+      try {
+        while (runner_.in_flight() < depth && commit(running, runner_.in_flight() > 0)) {
+        }
+      } catch (...) {  // nothing could be recorded: who should have run is told
+        std::vector<LandedPart> failed;
+        for (const RunningPart& r : running) {
+          failed.emplace_back().session = r.session;
+          failed.back().error = std::current_exception();
+        }
+        lock.lock();
+        running_.clear();
+        wanted_ = false;
+        push(std::move(failed));
+        continue;
       }
       lock.lock();
     }
@@ -160,6 +174,15 @@ void Driver::run_rounds(std::unique_lock<std::mutex>& lock) {
     if (running_.empty()) wanted_ = false;
     push(std::move(parts));
   }
+}
+
+// What is known of sequences that ended while they had no round in flight.
+void Driver::forget_closed(const std::vector<RunningPart>& running) {
+  if (drafting_.size() < 4 * kMaxCandidates) return;
+  std::erase_if(drafting_, [&](const auto& entry) {
+    return std::none_of(running.begin(), running.end(),
+                        [&](const RunningPart& r) { return r.session.get() == entry.first; });
+  });
 }
 
 void Driver::push(std::vector<LandedPart> parts) {
@@ -207,8 +230,11 @@ int Driver::commit(const std::vector<RunningPart>& running, bool behind_another)
   std::vector<RoundPart> parts;
   int rows = 0;
   for (size_t i = 0; i < n; ++i) {
-    const int available = drafting_[taken[i]->session.get()].available;
-    parts.push_back({taken[i]->session, available < 0 ? runner_.max_window() : 1 + available, allotted[i]});
+    const SessionRef& session = taken[i]->session;
+    const int known = taken[i]->known_end - session->length();
+    parts.push_back({session,
+                     std::max(1 + drafting_[session.get()].most, std::min(known, runner_.max_window())),
+                     allotted[i]});
     rows += parts.back().n_rows;
   }
   // Drafts were made for fewer sequences than there are now: the longest windows give up rows.
@@ -221,7 +247,9 @@ int Driver::commit(const std::vector<RunningPart>& running, bool behind_another)
   }
   const int sequences = runner_.commit_round(parts);
   if (!sequences) return 0;
-  for (size_t i = 0; i < n; ++i) drafting_[taken[i]->session.get()].available = -1;
+  for (size_t i = 0; i < n; ++i) {
+    drafting_[taken[i]->session.get()].most = std::max(allotted[i].head, allotted[i].copied);
+  }
   committed_at_.push_back(Clock::now());
   const std::lock_guard lock(mutex_);
   ++counts_.rounds;
@@ -304,7 +332,8 @@ bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
     if (ms > kLongest) widths_left_.clear();
     for (const SessionRef& session : sessions) session->close();
   } catch (const Error&) {  // no room for it: the default prices stay
-    while (runner_.in_flight()) land_untimed();
+    while (runner_.in_flight()) runner_.land();
+    committed_at_.clear();
     widths_left_.clear();
   }
   return !widths_left_.empty();
@@ -328,8 +357,9 @@ std::vector<LandedPart> Driver::land() {
     const Session* const key = part.session.get();
     if (part.ended || part.session->closed() || (part.error && !part.short_of_pages)) {
       drafting_.erase(key);
-    } else if (!part.error) {
-      drafting_[key].available = part.n_head + part.n_copied;
+    } else if (!part.error &&
+               !runner_.in_flight()) {  // a round in flight verifies them already, and makes others
+      drafting_[key].most = part.n_head + part.n_copied;
     }
     if (part.error || !part.is_round || part.tokens.empty()) continue;
     const DraftSource source = part.copied ? DraftSource::kCopy : DraftSource::kHead;

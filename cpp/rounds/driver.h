@@ -78,10 +78,11 @@ class Driver {
   struct RunningPart {
     SessionRef session;
     MostDrafts most;
+    int known_end = 0;  // below it rounds are fed with text that is known
   };
   struct Drafting {  // what is known of a sequence's drafts
     Acceptance acceptance;
-    int available = 0;  // behind its pending token; -1: a round in flight will tell
+    int most = 0;  // drafts behind its pending token when the next round is committed
   };
   using Clock = std::chrono::steady_clock;
 
@@ -92,6 +93,7 @@ class Driver {
   void allot(std::span<const RunningPart* const> running, std::span<MostDrafts> out);
   std::vector<LandedPart> land();
   void land_untimed();
+  void forget_closed(const std::vector<RunningPart>& running);
   void push(std::vector<LandedPart> parts);
 
   Runner runner_;

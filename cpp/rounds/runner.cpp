@@ -23,6 +23,14 @@ BufferRef buffer_of(Device& device, const std::vector<T>& values) {
   return buffer;
 }
 
+// Sessions that have begun a pass; they fail where it is not committed after all.
+struct Begun {
+  std::vector<SessionRef> sessions;
+  ~Begun() {
+    for (const SessionRef& s : sessions) s->fail();
+  }
+};
+
 }  // namespace
 
 // What the host keeps of a session's reply.
@@ -257,6 +265,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
   for (const ChunkPart& p : parts) taken.push_back({p.session.get(), p.tokens, false});
   check(taken);
   // A part that cannot begin is left out: a page that is missing is its own alone.
+  Begun begun;
   std::vector<const ChunkPart*> chunks;
   taken.clear();
   std::vector<int32_t> first_rows;
@@ -267,7 +276,9 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
     const Part part = {p.session.get(), p.tokens, false};
     try {
       if (p.last) reply_of(*p.session);
+      begun.sessions.reserve(parts.size());
       first_rows.push_back(begin_part(part, bounds));
+      begun.sessions.push_back(p.session);
     } catch (...) {
       leave_out(p.session);
       continue;
@@ -324,6 +335,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
     }
   }
   commit(*cb, std::move(pass));
+  begun.sessions.clear();
 }
 
 int Runner::commit_round(std::span<const RoundPart> parts) {
@@ -343,6 +355,8 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
                           " are allowed");
   }
   int spare = max_round() - static_cast<int>(n_sequences);
+  Begun begun;
+  begun.sessions.reserve(parts.size());
   for (const RoundPart& p : parts) {
     int n_rows = std::clamp(p.n_rows, 1, std::min(max_window(), 1 + spare));
     int n_ahead = std::clamp(std::max(p.drafts.head, p.drafts.copied), 0, max_window() - 1);
@@ -354,6 +368,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
       leave_out(p.session);
       continue;
     }
+    begun.sessions.push_back(p.session);
     wanted.logprobs |= reply_of(*p.session).options.sampling.logprobs >= 0;
     spare -= n_rows - 1;
     const int n_drafts = std::min(p.drafts.head, n_ahead), n_copied = std::min(p.drafts.copied, n_ahead);
@@ -388,6 +403,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   }
   const int n = static_cast<int>(bounds.n_sequences);
   commit(*cb, std::move(pass));
+  begun.sessions.clear();
   return n;
 }
 
@@ -559,6 +575,10 @@ std::vector<int32_t> Runner::drafts(Session& session) const {
 }
 
 DraftCounts Runner::draft_counts(const Session& session) const { return reply_of(session).draft_counts; }
+int Runner::known_end(const Session& session) const {
+  const ReplyOptions& options = reply_of(session).options;
+  return options.known.empty() ? 0 : options.n_prompt + static_cast<int>(options.known.size());
+}
 MostDrafts Runner::most_drafts(const Session& session) const { return reply_of(session).options.most; }
 
 }  // namespace flashnext

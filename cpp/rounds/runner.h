@@ -123,6 +123,8 @@ class Runner {
   std::vector<int32_t> drafts(Session& session) const;
   DraftCounts draft_counts(const Session& session) const;
   MostDrafts most_drafts(const Session& session) const;
+  // Positions below which the tokens of its reply are known already; 0 where none are.
+  int known_end(const Session& session) const;
 
   // Tests: whether passes hash the logits that tokens are drawn from.
   void keep_hashes(bool keep) { wanted_.hashes = keep; }
