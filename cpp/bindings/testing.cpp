@@ -19,6 +19,7 @@
 #include "base/exact_math.h"
 #include "bindings/errors.h"
 #include "bindings/testing.h"
+#include "device/cpu/cpu_device.h"
 #include "device/device.h"
 #include "metal/params.h"
 #include "rounds/sampler.h"
@@ -286,6 +287,22 @@ void bind_testing(nb::module_& parent) {
   m.def(
       "kernel_tile", [](const DeviceRef& d, const std::string& name) { return d->kernel(name).tile(); },
       "device"_a, "name"_a);
+  m.def(
+      "fail_dispatch",
+      [](const DeviceRef& d, std::string kernel, uint64_t n, std::string what) {
+        cpu::fault_plan(*d).fail_dispatch(std::move(kernel), n, std::move(what));
+      },
+      "device"_a, "kernel"_a, "n"_a = 1, "what"_a = "planted",
+      "Let the n-th dispatch of a kernel from now on fail with a text, once.");
+  m.def(
+      "fail_allocation", [](const DeviceRef& d, uint64_t n) { cpu::fault_plan(*d).fail_allocation(n); },
+      "device"_a, "n"_a = 1, "Let the n-th allocation from now on fail, once.");
+  m.def(
+      "clear_faults", [](const DeviceRef& d) { cpu::fault_plan(*d).clear(); }, "device"_a,
+      "Let nothing fail any more that has not yet.");
+  m.def(
+      "n_faults", [](const DeviceRef& d) { return cpu::fault_plan(*d).n_planted(); }, "device"_a,
+      "Planted failures that have not happened.");
   m.def("params_layout", &params_layout, "Struct name -> (size, {field: (offset, size)}) of metal/params.h.");
   m.def(
       "draw",

@@ -94,6 +94,8 @@ class CommandBuffer {
   virtual void signal(const EventRef& event, uint64_t value) = 0;
   // Returns at once; may be called once.
   virtual void commit() = 0;
+  // What the dispatches from here on are for, in the text of their errors; static text, or null.
+  virtual void part(const char* name) = 0;
 
   template <class Params>
   void dispatch(const Kernel& kernel, Grid grid, std::initializer_list<Slice> slots, const Params& params) {

@@ -7,6 +7,8 @@
 namespace flashnext {
 namespace {
 
+constexpr const char* kPart = "the draft head";
+
 uint32_t u(int x) { return static_cast<uint32_t>(x); }
 
 }  // namespace
@@ -87,12 +89,15 @@ void Model::keep_streams(CommandBuffer& cb, uint32_t row, Slice block) const {
 }
 
 void Model::record_absorb(CommandBuffer& cb, const PassBounds& bounds) const {
+  cb.part(kPart);
   record_head(cb, head_->absorb, s_->streams, bounds, 0);
+  cb.part(nullptr);
 }
 
 void Model::record_drafts(CommandBuffer& cb, uint32_t n_windows, const PassBounds& bounds, uint32_t n_drafts,
                           uint32_t n_valid) const {
   const std::vector<HeadTables>& steps = head_->steps;
+  cb.part(kPart);
   launch_.keep_streams(cb, steps[0], n_windows, s_->streams, {u(config_.width()), state_.streams});
   for (uint32_t step = 0; step == 0 || step < n_drafts; ++step) {
     const HeadTables& t = steps[step];
@@ -111,6 +116,7 @@ void Model::record_drafts(CommandBuffer& cb, uint32_t n_windows, const PassBound
                        n_windows);
     cb.barrier();
   }
+  cb.part(nullptr);
 }
 
 // from: the streams that sources point into.

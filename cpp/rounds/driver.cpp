@@ -94,11 +94,14 @@ std::vector<LandedPart> Driver::step(std::vector<ChunkPart> chunks, const std::v
     if (c.last) c.drafts = allotted[i++];
   }
   if (!chunks.empty()) {
-    committed_at_.push_back(Clock::now());
+    const Clock::time_point began = Clock::now();
     runner_.commit_prompt(chunks);
-    const std::lock_guard lock(mutex_);
-    ++counts_.chunks;
-    counts_.chunks_beside_rounds += !running.empty();
+    if (runner_.in_flight()) {  // else no part could begin
+      committed_at_.push_back(began);
+      const std::lock_guard lock(mutex_);
+      ++counts_.chunks;
+      counts_.chunks_beside_rounds += !running.empty();
+    }
   }
   // The prompt's results first: the round's price is not to hold the chunk's time.
   do {
@@ -186,10 +189,10 @@ void Driver::allot(std::span<const RunningPart* const> running, std::span<MostDr
 }
 
 void Driver::land_untimed() {
+  committed_at_.clear();
   for (const LandedPart& part : runner_.land()) {
     if (part.error) std::rethrow_exception(part.error);
   }
-  committed_at_.clear();
 }
 
 // Commits a round of as many of the sequences as it can hold.

@@ -175,16 +175,19 @@ void Session::take_pages(int end) {
 
 int Session::reserve(int end) {
   const std::lock_guard lock(mutex_);
-  return reserve_pages(end);
+  return reserve_pages(0, end);
 }
 
-int Session::reserve_pages(int end) {
+int Session::reserve_pages(int least, int end) {
   const int context = model_->options().context;
+  const auto reach = [&] { return std::min(static_cast<int>(pages_.size()) * kPageTokens, context); };
   try {
     take_pages(std::min(end, context));
   } catch (const OutOfPages&) {  // what there is has been taken
+  } catch (const OutOfMemory&) {
+    if (reach() < least) throw;
   }
-  return std::min(static_cast<int>(pages_.size()) * kPageTokens, context);
+  return reach();
 }
 
 Sequence Session::head_sequence() const {
@@ -248,7 +251,7 @@ Session::Ready Session::try_begin_round(int& n_rows, int& n_ahead) {
     throw InvalidArgument("round: the session has no pending token; its prompt is not read yet");
   // Rounds in flight have committed up to n_ahead_ positions that the host does not know of yet.
   const int at = length_ + n_ahead_, context = model_->options().context;
-  const int reach = reserve_pages(at + n_rows + n_ahead);
+  const int reach = reserve_pages(std::min(at + 1, context), at + n_rows + n_ahead);
   // A reply whose end is in flight may seem to stand at the end of the context already: its round is empty.
   if (reach <= at && at < context) return Ready::kNoPages;
   n_rows = std::clamp(reach - at, 1, n_rows);

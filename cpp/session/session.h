@@ -40,8 +40,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // windows ahead for a window. Throws InvalidArgument beyond the context or for a closed session, OutOfPages
   // with nothing changed.
   Sequence begin(int n_rows, bool is_window);
-  // Takes pages for positions below `end`, as far as there are any and the context reaches; returns how far
-  // they do.
+  // Takes pages for positions below `end`, as far as there are any, also for want of memory, and the context
+  // reaches; returns how far they do.
   int reserve(int end);
   // The pass has run: rows of a prompt chunk are committed, those of a window wait for keep().
   void end(int n_rows, bool is_window);
@@ -65,7 +65,7 @@ class Session : public std::enable_shared_from_this<Session> {
   enum class Ready { kYes, kNoPages, kClosed };
   // Begins a round of up to n_rows rows, behind which the draft head drafts up to n_ahead tokens, while
   // others may be in flight. n_rows and n_ahead come back as far as the pages and the context reach; kNoPages
-  // where not even the pending token's row has one. Throws OutOfMemory where a slab cannot be allocated.
+  // where not even the pending token's row has one. Throws OutOfMemory where there is no memory for that one.
   Ready try_begin_round(int& n_rows, int& n_ahead);
   // Positions that the rounds in flight may come to.
   int most_length() const;
@@ -92,7 +92,8 @@ class Session : public std::enable_shared_from_this<Session> {
   uint64_t cache_hash(uint64_t h, std::span<const PageLayout::Layer> layers, int n_rows) const;
   // Takes pages for positions below `end`, or throws OutOfPages having taken those that there were.
   void take_pages(int end);
-  int reserve_pages(int end);
+  // The same as far as `end`; throws OutOfMemory only where they do not reach `least`.
+  int reserve_pages(int least, int end);
   void landed_pass();
   void release();
 

@@ -110,6 +110,7 @@ struct Dispatch {
   Grid grid;
   uint32_t first_slot;
   uint32_t params;
+  const char* part;
 };
 
 // What a committed command buffer runs: segments of dispatches, each with waits before it and signals after
@@ -139,8 +140,8 @@ struct Shuffle {
 // The thread that runs committed programs in order, as worker 0 of the pool.
 class Executor {
  public:
-  Executor(int workers, uint64_t shuffle_seed)
-      : pool_(workers), seed_(shuffle_seed), memory_(workers * kWorkerBytes) {
+  Executor(int workers, uint64_t shuffle_seed, FaultPlan& faults)
+      : faults_(faults), pool_(workers), seed_(shuffle_seed), memory_(workers * kWorkerBytes) {
     thread_ = std::thread([this] { serve(); });
   }
 
@@ -196,12 +197,29 @@ class Executor {
       while (last < segments.size() && segments[last - 1].signals.empty() && segments[last].waits.empty()) {
         ++last;
       }
-      if (!failure_) run_segments(program, first, last);
+      if (!failure_) run_until_fault(program, first, last);
       for (const auto& [event, value] : segments[last - 1].signals) {
         failure_ ? event->fail(value, *failure_) : event->signal(value);
       }
       first = last;
     }
+  }
+
+  // A planted fault takes the place of its dispatch; what comes before the barrier in front of it runs.
+  void run_until_fault(const Program& program, size_t first, size_t last) {
+    for (size_t s = first; faults_.any_dispatch() && s < last; ++s) {
+      const Program::Segment& segment = program.segments[s];
+      for (uint32_t i = 0; i < segment.n_dispatches; ++i) {
+        const Dispatch& d = program.dispatches[segment.first_dispatch + i];
+        if (!d.kernel) continue;
+        if (const auto fault = faults_.at_dispatch(d.kernel->name())) {
+          run_segments(program, first, s);
+          fail(d, *fault);
+          return;
+        }
+      }
+    }
+    run_segments(program, first, last);
   }
 
   void run_segments(const Program& program, size_t first, size_t last) {
@@ -259,8 +277,13 @@ class Executor {
     try {
       d->kernel->run(t);
     } catch (const std::exception& e) {
-      fail(std::string(d->kernel->name()) + ": " + e.what());
+      fail(*d, e.what());
     }
+  }
+
+  void fail(const Dispatch& d, const std::string& what) {
+    const std::string name(d.kernel->name());
+    fail((d.part ? std::string(d.part) + ": " : "") + name + ": " + what);
   }
 
   void fail(const std::string& what) {
@@ -275,6 +298,7 @@ class Executor {
     HostBuffer block;
   };
 
+  FaultPlan& faults_;
   WorkerPool pool_;
   uint64_t seed_;
   Memory memory_;
@@ -312,6 +336,8 @@ class Commands final : public CommandBuffer {
     record(nullptr, {}, slots, std::as_bytes(std::span(&n, 1)));
   }
 
+  void part(const char* name) override { part_ = name; }
+
   void barrier() override {
     Program::Segment& s = program().segments.back();
     if (s.n_dispatches == 0 && s.signals.empty()) return;
@@ -344,7 +370,7 @@ class Commands final : public CommandBuffer {
     Program& p = program();
     if (uint64_t{grid.x} * grid.y * grid.z == 0) return;
     p.dispatches.push_back(
-        {kernel, grid, static_cast<uint32_t>(p.slots.size()), static_cast<uint32_t>(p.params.size())});
+        {kernel, grid, static_cast<uint32_t>(p.slots.size()), static_cast<uint32_t>(p.params.size()), part_});
     for (const Slice& s : slots) p.slots.push_back(s ? s.host() : nullptr);
     p.params.resize(p.params.size() + (params.size() + 7) / 8);
     if (!params.empty()) std::memcpy(&p.params[p.dispatches.back().params], params.data(), params.size());
@@ -353,6 +379,7 @@ class Commands final : public CommandBuffer {
 
   Executor& executor_;
   std::unique_ptr<Program> program_;
+  const char* part_ = nullptr;
 };
 
 class Residency final
@@ -382,7 +409,8 @@ class CpuDevice final : public Device {
  public:
   CpuDevice(std::string path, std::vector<KernelEntry> kernels, const Options& options)
       : path_(std::move(path)),
-        executor_(options.workers > 0 ? options.workers : available_processors(), options.shuffle_seed) {
+        executor_(options.workers > 0 ? options.workers : available_processors(), options.shuffle_seed,
+                  faults_) {
     for (const KernelEntry& e : kernels) kernels_.emplace(e.name, CpuKernel(e));
     const auto memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
     limits_.working_set_bytes = memory / 10 * 7;
@@ -398,7 +426,12 @@ class CpuDevice final : public Device {
   }
   const Limits& limits() const override { return limits_; }
   uint64_t busy_ns() const override { return executor_.busy_ns(); }
-  BufferRef allocate(size_t size_bytes) override { return std::make_shared<HostBuffer>(size_bytes); }
+  FaultPlan& faults() { return faults_; }
+  BufferRef allocate(size_t size_bytes) override {
+    if (faults_.at_allocation())
+      throw OutOfMemory("no memory for " + std::to_string(size_bytes) + " bytes, by a planted fault");
+    return std::make_shared<HostBuffer>(size_bytes);
+  }
   BufferRef wrap(std::shared_ptr<const MappedFile> file) override {
     return std::make_shared<FileBuffer>(std::move(file));
   }
@@ -421,6 +454,7 @@ class CpuDevice final : public Device {
   std::string path_;
   std::map<std::string, CpuKernel> kernels_;
   Limits limits_;
+  FaultPlan faults_;
   Executor executor_;
 };
 
@@ -428,6 +462,12 @@ class CpuDevice final : public Device {
 
 DeviceRef open_device(std::string path, std::vector<KernelEntry> kernels, const Options& options) {
   return std::make_shared<CpuDevice>(std::move(path), std::move(kernels), options);
+}
+
+FaultPlan& fault_plan(Device& device) {
+  auto* cpu = dynamic_cast<CpuDevice*>(&device);
+  if (!cpu) throw InvalidArgument("device " + device.name() + " cannot plant faults; the CPU device can");
+  return cpu->faults();
 }
 
 }  // namespace flashnext::cpu

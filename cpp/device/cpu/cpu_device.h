@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "device/cpu/fault_plan.h"
 #include "device/cpu/task.h"
 #include "device/device.h"
 
@@ -20,5 +21,8 @@ struct Options {
 
 // `path` names the instruction path of the table, for name().
 DeviceRef open_device(std::string path, std::vector<KernelEntry> kernels, const Options& options);
+
+// Tests: where failures of a CPU device are planted. Throws InvalidArgument for another device.
+FaultPlan& fault_plan(Device& device);
 
 }  // namespace flashnext::cpu

@@ -19,6 +19,18 @@ def kernel_names(device: flashnext._core.Device) -> list[str]: ...
 
 def kernel_tile(device: flashnext._core.Device, name: str) -> int: ...
 
+def fail_dispatch(device: flashnext._core.Device, kernel: str, n: int = 1, what: str = 'planted') -> None:
+    """Let the n-th dispatch of a kernel from now on fail with a text, once."""
+
+def fail_allocation(device: flashnext._core.Device, n: int = 1) -> None:
+    """Let the n-th allocation from now on fail, once."""
+
+def clear_faults(device: flashnext._core.Device) -> None:
+    """Let nothing fail any more that has not yet."""
+
+def n_faults(device: flashnext._core.Device) -> int:
+    """Planted failures that have not happened."""
+
 def params_layout() -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:
     """Struct name -> (size, {field: (offset, size)}) of metal/params.h."""
 

@@ -1,0 +1,431 @@
+"""Random schedules over a loaded model: what comes, leaves and fails, and what each reply is alone.
+
+A scenario is a function of its numbers but for the moments at which rounds land; a scheduler is stepped by
+the caller's own thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flashnext import _core
+from flashnext.engine.core import ChunkPart, CoreOptions, ReplyOptions
+from flashnext.engine.events import Event
+from flashnext.engine.job import Job
+from flashnext.engine.load import Loaded, load_model
+from flashnext.engine.loaded_core import LoadedCore
+from flashnext.engine.reply import ReplyText
+from flashnext.engine.scheduler import Scheduler
+from flashnext.text.tokenizer import Tokenizer
+
+from support.setups import Setup
+
+CONTEXT = 320
+MAX_CHUNK = 128
+MOST_TOKENS = 90
+STOP_IDS = frozenset([7, 11])
+STOPS: tuple[tuple[str, ...], ...] = ((), (), ("e", "zz"))
+TOKENIZER = Tokenizer.from_folder(Path(__file__).parents[1] / "tiny" / "hf")
+NUMBERS = itertools.count(1)
+PLANTED = "planted"
+
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0.0},
+    {"temperature": 0.8, "top_k": 20, "top_p": 0.95, "seed": 3},
+    {"temperature": 3.0, "seed": 4},
+    {"temperature": 1.0, "seed": 5, "presence": 0.5, "frequency": 0.2, "repetition": 1.1},
+    {"temperature": 0.7, "seed": 6, "min_p": 0.1, "bias": {42: 12.0, 43: 11.0}},  # says the same again
+)
+
+# Kernels that fail, and of how many dispatches one is chosen: of every layer, of a round, of drafts.
+KERNELS = (
+    ("matmul_bf16", 400), ("delta_rule_bf16", 60), ("attention_bf16", 40), ("expert_down_bf16", 60),
+    ("round_rows", 20), ("verdict", 20), ("draft_rows", 20), ("absorb_rows", 20), ("keep_streams_bf16", 20),
+    ("copy_drafts", 5), ("draw_pick", 20), ("embed_bf16", 20),
+)  # fmt: skip
+MECHANISMS = (
+    "forks", "preemptions", "replies resumed", "shared rounds", "lone rounds", "chunks beside rounds",
+    "lone to shared", "shared to lone", "drafts rejected", "drafts accepted", "copies accepted",
+    "ends: stop", "ends: length", "ends: cancelled", "failed dispatches", "failed dispatches of the head",
+    "failed allocations", "jobs failed", "cancelled waiting", "cancelled preempted", "cancelled paused",
+    "cancelled reading", "cancelled decoding", "cancelled beside a paused one", "cancelled in a prompt pass",
+    "cancelled in a round", "known replies drawn again", "prices timed",
+)  # fmt: skip
+
+
+def prompts_of(seed: int) -> list[list[int]]:
+    """Prompts in families that begin alike, some within a page, some behind it."""
+    rng = random.Random(seed)
+    out: list[list[int]] = []
+    for n_shared in (64, 100, 140):
+        shared = [rng.randrange(12, 200) for _ in range(n_shared)]
+        for n_own in (1, 5, 30, 70):
+            out.append(shared + [rng.randrange(12, 200) for _ in range(n_own)])
+        out.append(shared)
+    out += [[rng.randrange(12, 200) for _ in range(n)] for n in (1, 3, 20, 60, 8, 30, 50, 45, 25, 55)]
+    return out
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks that decides its reply."""
+
+    prompt: int
+    sampling: int
+    stops: int
+    max_tokens: int
+
+
+class Machine:
+    """One checkpoint on a device, and what it replies to who is alone.
+
+    Attributes:
+        loaded: With a pool that nobody uses but the references.
+    """
+
+    def __init__(self, folder: Path, **options: Any) -> None:
+        self.loaded: Loaded = load_model(
+            Setup("small").write(folder),
+            device="cpu",
+            context=CONTEXT,
+            max_chunk=MAX_CHUNK,
+            **options,
+        )
+        self.prompts = prompts_of(1)
+        self._runner = _core.Runner(self.loaded.model)
+        self._runner.keep_hashes(True)
+        self._known: dict[tuple[int, int], list[Any]] = {}
+
+    def alone(self, asked: Asked) -> list[Any]:
+        """What is drawn for a request that nothing runs beside, a token a round: with hashes of logits."""
+        key = asked.prompt, asked.sampling
+        if key not in self._known:
+            session = _core.Session(self.loaded.model, self.loaded.pool)
+            prompt = np.array(self.prompts[asked.prompt], np.int32)
+            sampling = _core.Sampling(**SAMPLINGS[asked.sampling])
+            first, rest = prompt[:MAX_CHUNK], prompt[MAX_CHUNK:]
+            if len(rest):
+                self._runner.prompt(session, first, False, sampling)
+            drawn = self._runner.prompt(session, rest if len(rest) else first, True, sampling)
+            while len(drawn) < MOST_TOKENS:
+                drawn += self._runner.round([session])[0]
+            session.close()
+            self._known[key] = drawn
+        return self._known[key]
+
+
+class FuzzJob(Job):
+    """A job that keeps the hash of the logits of each of its tokens."""
+
+    def take(self, drawn: Any, now_s: float) -> Event | None:
+        hashes: dict[int, set[int]] = self.__dict__.setdefault("hashes", {})
+        hashes.setdefault(self.n_drawn, set()).add(drawn.logits_hash)
+        return super().take(drawn, now_s)
+
+
+class Client:
+    """One request and what it is told."""
+
+    def __init__(
+        self, asked: Asked, prompt: list[int], *, n_drafts: int = 0, background: bool = False
+    ) -> None:
+        self.asked = asked
+        self.items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.cancelled = False
+        self.job = FuzzJob(
+            id=next(NUMBERS),
+            prompt=np.array(prompt, np.int32),
+            max_tokens=asked.max_tokens,
+            stop_ids=STOP_IDS,
+            sampling=_core.Sampling(**SAMPLINGS[asked.sampling]),
+            logprobs=False,
+            n_drafts=n_drafts,
+            text=ReplyText(TOKENIZER, STOPS[asked.stops], None),
+            deliver=self.items.put,
+            background=background,
+        )
+
+    def told(self) -> list[Any]:
+        """Everything it has been told since the last call."""
+        items = []
+        while not self.items.empty():
+            items.append(self.items.get())
+        return items
+
+
+def reply_of(events: Sequence[Event]) -> tuple[Any, ...]:
+    """What a whole reply says."""
+    last = events[-1]
+    tokens = tuple(i for e in events for i in e.token_ids)
+    return tokens, "".join(e.text for e in events), last.finish_reason, last.token_sha
+
+
+class WatchedCore:
+    """Stands between the scheduler and its core: counts what happens, and calls `hook` while passes run.
+
+    Attributes:
+        tally: How often things happened.
+        hook: Called inside of each step ("prompt" or "round").
+        sessions: All that were ever made.
+    """
+
+    def __init__(self, core: LoadedCore) -> None:
+        self.core = core
+        self.tally = Counter[str]()
+        self.hook: Any = lambda what: None
+        self.sessions: list[Any] = []
+        self._started: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.core, name)
+
+    def open(self) -> Any:
+        self.sessions.append(self.core.open())
+        return self.sessions[-1]
+
+    def fork(self, session: Any) -> Any:
+        self.sessions.append(self.core.fork(session))
+        return self.sessions[-1]
+
+    def begin(self, session: Any, options: ReplyOptions) -> None:
+        self.core.begin(session, options)
+        if options.known and not self.core.prompt_equals_window:
+            self.tally["known replies drawn again"] += 1
+
+    def step(self, chunk: Sequence[ChunkPart], round: Sequence[Any]) -> Sequence[Any]:
+        landed = self.core.step(chunk, round)
+        self.hook("prompt" if chunk else "round")
+        return self.landed(landed)
+
+    def start(self, sessions: Sequence[Any]) -> None:
+        before = self._started
+        if len(before) == 1 < len(sessions) and before[0] in sessions:
+            self.tally["lone to shared"] += 1
+        if len(sessions) == 1 < len(before) and sessions[0] in before:
+            self.tally["shared to lone"] += 1
+        self._started = list(sessions)
+        self.core.start(sessions)
+
+    def take(self) -> Sequence[Any]:
+        self.hook("round")
+        return self.landed(self.core.take())
+
+    def stop(self) -> Sequence[Any]:
+        return self.landed(self.core.stop())
+
+    def landed(self, landed: Sequence[Any]) -> Sequence[Any]:
+        """What the scheduler is told has landed."""
+        return landed
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """The numbers that a run is made of."""
+
+    seed: int
+    n_pages: int = 12
+    max_running: int = 4
+    options: CoreOptions = field(default_factory=CoreOptions)
+    equal: bool = True
+    faults: bool = False
+    n_requests: int = 7
+
+
+class Run:
+    """One scheduler over a machine, what was asked of it, and what happened."""
+
+    def __init__(self, machine: Machine, scenario: Scenario, make: type[WatchedCore] = WatchedCore) -> None:
+        self.machine, self.scenario = machine, scenario
+        self.rng = rng = random.Random(scenario.seed)
+        self.device = machine.loaded.device
+        self.pool = _core.PagePool(machine.loaded.model, scenario.n_pages)
+        core = LoadedCore(
+            replace(machine.loaded, pool=self.pool), machine.loaded.model.vocab_size, scenario.options
+        )
+        core.driver.keep_hashes(True)
+        core.max_chunk = rng.choice([16, 64, MAX_CHUNK])
+        core.prompt_equals_window = scenario.equal
+        if rng.random() < 0.2:
+            core.least_shared = 0
+        self.core = make(core)
+        self.core.hook = self._hook
+        self.tally = self.core.tally
+        self.scheduler = Scheduler(self.core, scenario.max_running, gap_ms=rng.choice([0, 0, 250]))
+        self.clients: list[Client] = []
+        self.planted: Counter[str] = Counter()
+
+    def play(self) -> Counter[str]:
+        """Run it to its end and check everything; returns how often each mechanism ran."""
+        try:
+            self._play()
+        finally:
+            _core.testing.clear_faults(self.device)
+            self.scheduler.end_all(RuntimeError("the scenario is over"))
+        self._check_replies()
+        self._count()
+        return self.tally
+
+    def arrive(self) -> None:
+        rng = self.rng
+        n_prompts = len(self.machine.prompts)
+        family = rng.randrange(0, n_prompts, 5)
+        for _ in range(rng.choice([1, 1, 2, 4])):  # some of a family, so that they fork
+            prompt = min(n_prompts - 1, family + rng.randrange(5))
+            asked = Asked(
+                prompt,
+                rng.randrange(len(SAMPLINGS)),
+                rng.randrange(len(STOPS)),
+                rng.choice([1, 2, 8, 30, MOST_TOKENS, MOST_TOKENS]),
+            )
+            client = Client(
+                asked,
+                self.machine.prompts[prompt],
+                n_drafts=rng.choice([0, 1, 3, 8]),
+                background=rng.random() < 0.2,
+            )
+            self.clients.append(client)
+            self.scheduler.add(client.job)
+
+    def cancel(self, where: str = "", among: Sequence[Client] = ()) -> None:
+        open_ones = [c for c in self.clients if not c.job.ended and not c.cancelled]
+        if not open_ones:
+            return
+        client = self.rng.choice(among or open_ones)
+        client.cancelled = True
+        job = client.job
+        if where:
+            self.tally[f"cancelled in a {where}"] += 1
+        if job in self.scheduler._waiting:
+            stage = "preempted" if job.resumed else "waiting"
+        elif job.prefix:
+            stage = "paused"
+        else:
+            stage = "reading" if job.unread else "decoding"
+        self.tally[f"cancelled {stage}"] += 1
+        if any(other.prefix and other.prefix.reader is job for other in self.scheduler._running):
+            self.tally["cancelled beside a paused one"] += 1
+        self.scheduler.cancel(job)
+
+    def rare(self) -> list[Client]:
+        """Those who stand where few stand for long: paused for a prefix, waited for, or preempted."""
+        open_ones = [c for c in self.clients if not c.job.ended and not c.cancelled]
+        paused = [c for c in open_ones if c.job.prefix]
+        readers = [c for c in open_ones if any(p.job.prefix and p.job.prefix.reader is c.job for p in paused)]
+        waiting = self.scheduler._waiting
+        return [*paused, *readers, *(c for c in open_ones if c.job.resumed and c.job in waiting)]
+
+    def plant(self) -> None:
+        rng, testing = self.rng, _core.testing
+        if testing.n_faults(self.device):
+            return
+        if rng.random() < 0.4:
+            testing.fail_allocation(self.device, rng.randrange(1, 12))
+            self.planted["allocation"] += 1
+        else:
+            kernel, most = rng.choice(KERNELS)
+            testing.fail_dispatch(self.device, kernel, rng.randrange(1, most), PLANTED)
+            self.planted["dispatch"] += 1
+
+    # ---
+
+    def _hook(self, what: str) -> None:
+        if self.rng.random() < 0.01:
+            self.cancel("prompt pass" if what == "prompt" else "round")
+
+    def _play(self) -> None:
+        rng, scheduler = self.rng, self.scheduler
+        for steps in itertools.count():
+            assert steps < 20_000, "this goes on for ever"
+            if scheduler.idle and rng.random() < 0.5:
+                self.tally["prices timed"] += scheduler.spare_time()
+            more = len(self.clients) < self.scenario.n_requests
+            if more and (scheduler.idle or rng.random() < 0.1):
+                self.arrive()
+            elif scheduler.idle:
+                break
+            elif rng.random() < 0.015:
+                self.cancel()
+            elif (rare := self.rare()) and rng.random() < 0.02:
+                self.cancel(among=rare)
+            if self.scenario.faults and rng.random() < 0.05:
+                self.plant()
+            scheduler.step()
+        _core.testing.clear_faults(self.device)
+        self._require_nothing_held()
+        # Whatever has happened, it still answers.
+        asked = Asked(1, 0, 0, 5)
+        self.clients.append(Client(asked, self.machine.prompts[1], n_drafts=2))
+        scheduler.add(self.clients[-1].job)
+        while not scheduler.idle:
+            scheduler.step()
+        assert self.clients[-1].job.ended
+        self._require_nothing_held()
+
+    def _require_nothing_held(self) -> None:
+        assert self.pool.free == self.pool.total, "pages are missing"
+        assert all(session.size_bytes == 0 for session in self.core.sessions), "a session is not released"
+        assert not self.scheduler._by_session
+
+    def _expected(self, asked: Asked) -> tuple[tuple[Any, ...], list[Any]]:
+        """The reply of who is alone, as events say it, and what was drawn for it."""
+        drawn = self.machine.alone(asked)
+        job = Client(asked, self.machine.prompts[asked.prompt]).job
+        events: list[Event] = []
+        for one in drawn:
+            event = job.take(one, 0.0)
+            assert event is not None
+            events.append(event)
+            if event.finish_reason is not None:
+                break
+        return reply_of(events), drawn
+
+    def _check_replies(self) -> None:
+        failed = Counter[str]()
+        for client in self.clients:
+            expected, drawn = self._expected(client.asked)
+            *events, last = client.told()
+            about = f"{client.asked}, {len(events)} events, then {last!r}"
+            assert all(isinstance(e, Event) and e.finish_reason is None for e in events), about
+            if isinstance(last, Exception):
+                assert PLANTED in str(last), about
+                kind = "allocation" if isinstance(last, MemoryError) else "dispatch"
+                failed[kind] += 1
+                self.tally["jobs failed"] += 1
+                self.tally["failed dispatches of the head"] += "draft head" in str(last)
+            else:
+                events.append(last)
+                self.tally[f"ends: {last.finish_reason}"] += 1
+            cut = isinstance(last, Exception) or last.finish_reason == "cancelled"
+            tokens = tuple(i for e in events for i in e.token_ids)
+            if cut:
+                assert tokens == expected[0][: len(tokens)], about
+                assert isinstance(last, Exception) or client.cancelled, about
+            else:
+                assert reply_of(events) == expected, about
+                self.tally["replies resumed"] += client.job.resumed
+            hashes = getattr(client.job, "hashes", {})
+            assert len(hashes) >= len(tokens), about
+            for at, found in hashes.items():
+                assert found == {drawn[at].logits_hash}, f"logits of token {at}: {about}"
+        assert failed["allocation"] <= self.planted["allocation"], "more than who got no memory failed"
+        assert self.planted["dispatch"] or not failed["dispatch"]
+        self.tally["failed allocations"] += failed["allocation"]
+        self.tally["failed dispatches"] += failed["dispatch"] > 0
+
+    def _count(self) -> None:
+        counts, n = self.core.driver.counts(), self.scheduler.counts
+        self.tally["forks"] += n.forked
+        self.tally["preemptions"] += n.preempted
+        for name in ("shared_rounds", "lone_rounds", "chunks_beside_rounds"):
+            self.tally[name.replace("_", " ")] += counts[name]
+        self.tally["drafts rejected"] += counts["proposed"] - counts["accepted"]
+        self.tally["drafts accepted"] += counts["accepted"]
+        self.tally["copies accepted"] += counts["copies_accepted"]
