@@ -1,8 +1,6 @@
-"""The exactness matrix: however a reply comes about, its tokens, logits and state are the plain reference's.
-
-Compared bit for bit. Cells that cover all pairs run always; with FLASHNEXT_FULL=1 all of them, or with
-FLASHNEXT_CELLS=k/n every n-th from the k-th on.
-"""
+"""The exactness matrix: however a reply comes about, its tokens, its logits and its state are those of the
+plain reference, bit for bit. Cells that cover all pairs run always; with FLASHNEXT_FULL=1 all of them, or
+with FLASHNEXT_CELLS=k/n every n-th from the k-th on."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ def copied(tmp_path: Path) -> Path:
 def test_every_change_of_a_source_is_named(copied: Path) -> None:
     hashes = source_hashes(copied)
     assert hashes == source_hashes()
-    receipt = {"sources": hashes, "parts": {"matrix": {"passed": 7, "failed": 0, "left": 2}}}
+    receipt = {"sources": hashes, "parts": {"matrix": {"passed": 7, "failed": 0, "runs": 1, "left": 2}}}
     assert sentence(receipt, hashes) == (
-        "the receipt of the full run is of these sources (matrix: 7 passed, 0 failed, 2 not run)"
+        "the receipt of the full run is of these sources (matrix: 7 passed, 0 failed in 1 of 3 runs)"
     )
     driver, gone = copied / "cpp/rounds/driver.cpp", copied / "python/flashnext/engine/policy.py"
     driver.write_bytes(driver.read_bytes() + b"\n")

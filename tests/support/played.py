@@ -259,6 +259,11 @@ class Play:
         for part in [[s] for s in active] if self.cell.driving == "lone" else [active]:
             self.run(part, n)
 
+    def most_left(self) -> list[Running]:
+        """Those that run, the furthest from their ends first."""
+        active = [s for s in self.sequences if s.active]
+        return sorted(active, key=lambda s: len(s.job.token_ids) - s.request.n)
+
     def preempt(self, sequence: Running, others: Sequence[Running]) -> None:
         """Take a sequence's session away, and read it again."""
         self.did["preempted"] += 0 < len(sequence.job.token_ids) < sequence.request.n
@@ -295,15 +300,13 @@ class Play:
             beside = [] if cell.driving == "lone" else [s for s in all_ if s.active]
             self.read(group, beside)
             self.go_on(2)
-        if cell.driving == "handed over":
-            left = [s for s in all_ if s.active]
-            self.run(sorted(left, key=lambda s: s.request.n - len(s.job.token_ids))[-1:], 1)
         if cell.disturbance == "preempted":
-            victim = all_[-1]
-            if victim.active:
-                self.preempt(victim, [] if cell.driving == "lone" else all_[:-1])
+            for victim in self.most_left()[:1]:
+                self.preempt(victim, [] if cell.driving == "lone" else [s for s in all_ if s is not victim])
         elif cell.disturbance == "neighbours cancelled":
             self.cancel(all_[-(cell.n // 2) :])
+        if cell.driving == "handed over":
+            self.run(self.most_left()[:1], 1)
         self.go_on()
         after = self.core.driver.counts()
         self.counts = {name: after[name] - before[name] for name in after if name != "widest"}

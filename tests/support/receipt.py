@@ -31,7 +31,8 @@ def changed_since(receipt: dict[str, Any], hashes: dict[str, str]) -> list[str]:
 def sentence(receipt: dict[str, Any], hashes: dict[str, str]) -> str:
     """What a receipt says of sources, in one sentence."""
     parts = ", ".join(
-        f"{name}: {part['passed']} passed, {part['failed']} failed, {part['left']} not run"
+        f"{name}: {part['passed']} passed, {part['failed']} failed in {part['runs']} of "
+        f"{part['runs'] + part['left']} runs"
         for name, part in receipt["parts"].items()
     )
     changed = changed_since(receipt, hashes)
