@@ -95,11 +95,15 @@ DType dtype_from(const std::string& name) {
   throw InvalidArgument("dtype is '" + name + "', expected bfloat16 or float32");
 }
 
-DeviceRef open_device(const std::string& kind, int threads, const std::string& path, uint64_t shuffle_seed) {
+DeviceRef open_device(const std::string& kind, int threads, const std::string& path, uint64_t shuffle_seed,
+                      const std::string& prompt_order) {
   if (kind != "cpu") throw InvalidArgument("device is '" + kind + "'; this build has: cpu");
   if (threads < 0)
     throw InvalidArgument("threads is " + std::to_string(threads) + ", expected 0 (all) or more");
-  return cpu::open(path, {threads, shuffle_seed});
+  if (prompt_order != "as windows" && prompt_order != "reversed") {
+    throw InvalidArgument("prompt_order is '" + prompt_order + "', expected 'as windows' or 'reversed'");
+  }
+  return cpu::open(path, {threads, shuffle_seed, prompt_order == "reversed"});
 }
 
 std::shared_ptr<Model> make_model(const DeviceRef& device, const nb::dict& config,
@@ -174,7 +178,10 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("busy_ns", &Device::busy_ns,
                    "Nanoseconds in which the device ran work since it was opened; waits are not in it.");
   m.def("open_device", &open_device, "kind"_a = "cpu", "threads"_a = 0, "path"_a = "", "shuffle_seed"_a = 0,
-        "Open a device. path: '' for the best instruction path, or one of instruction_paths().");
+        "prompt_order"_a = "as windows",
+        "Open a device. path: '' for the best instruction path, or one of instruction_paths(). prompt_order: "
+        "'as windows', or, for tests, 'reversed': attention of prompt rows sums in another order, so that "
+        "prompts and rounds differ.");
   m.def("instruction_paths", &cpu::available_paths, "Instruction paths this processor can run, best first.");
 
   nb::class_<Model>(m, "Model", "The loaded model: weights, scratch and the layer plan.")

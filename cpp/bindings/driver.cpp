@@ -106,6 +106,8 @@ void bind_driver(nb::module_& m) {
             return std::map<std::string, uint64_t>{{"rounds", c.rounds},
                                                    {"shared_rounds", c.shared_rounds},
                                                    {"lone_rounds", c.lone_rounds},
+                                                   {"to_shared", c.to_shared},
+                                                   {"to_lone", c.to_lone},
                                                    {"chunks", c.chunks},
                                                    {"chunks_beside_rounds", c.chunks_beside_rounds},
                                                    {"rows", c.rows},

@@ -227,6 +227,13 @@ int Driver::commit(const std::vector<RunningPart>& running, bool behind_another)
   ++counts_.rounds;
   counts_.shared_rounds += sequences > 1;
   counts_.lone_rounds += behind_another;
+  if (sequences > 1 || behind_another) {
+    const bool shared = sequences > 1;
+    counts_.to_shared += shared && was_lone_;
+    counts_.to_lone += !shared && was_shared_;
+    was_shared_ = shared;
+    was_lone_ = !shared;
+  }
   counts_.widest = std::max(counts_.widest, static_cast<uint64_t>(sequences));
   return sequences;
 }
@@ -332,7 +339,7 @@ std::vector<LandedPart> Driver::land() {
     }
     (part.copied ? counts_.copies_proposed : counts_.proposed) += static_cast<uint64_t>(part.proposed);
     (part.copied ? counts_.copies_accepted : counts_.accepted) += static_cast<uint64_t>(part.accepted);
-    rows += 1 + part.proposed;
+    rows += part.n_rows;
     if (drafting.size() < static_cast<size_t>(part.n_head)) drafting.resize(static_cast<size_t>(part.n_head));
     for (int step = 0; step < part.n_head; ++step) ++drafting[static_cast<size_t>(step)];
   }

@@ -33,6 +33,8 @@ struct DriverCounts {
   uint64_t rounds = 0;         // committed
   uint64_t shared_rounds = 0;  // of several sequences
   uint64_t lone_rounds = 0;    // committed while the one before was in flight
+  uint64_t to_shared = 0;      // handoffs: a shared round that followed lone ones,
+  uint64_t to_lone = 0;        // and the other way round
   uint64_t chunks = 0;         // prompt passes
   uint64_t chunks_beside_rounds = 0;
   uint64_t rows = 0;                                  // verified, pending tokens included
@@ -97,8 +99,9 @@ class Driver {
   Prices prices_;
   Acceptance all_ = Acceptance::of_all();
   std::map<const Session*, Drafting> drafting_;
-  std::vector<int> widths_left_;  // to time
-  size_t turn_ = 0;               // where a round begins that cannot hold all sequences
+  std::vector<int> widths_left_;                // to time
+  size_t turn_ = 0;                             // where a round begins that cannot hold all sequences
+  bool was_lone_ = false, was_shared_ = false;  // the last round that was either
   Clock::time_point landed_at_;
   std::deque<Clock::time_point> committed_at_;
 

@@ -438,8 +438,12 @@ std::vector<LandedPart> Runner::land() {
         part.n_head = landed->n_head;
         part.n_copied = landed->n_copied;
         if (pass.is_round && landed->n_tokens) {
-          part.proposed = landed->n_verified;
-          part.accepted = landed->n_accepted;
+          part.n_rows = 1 + landed->n_verified;
+          const int start = landed->length - landed->n_tokens;
+          if (start + 1 >= reply.options.n_prompt + static_cast<int>(reply.options.known.size())) {
+            part.proposed = landed->n_verified;
+            part.accepted = landed->n_accepted;
+          }
           part.copied = landed->copied;
           reply.draft_counts.proposed += part.proposed;
           reply.draft_counts.accepted += part.accepted;

@@ -73,7 +73,8 @@ struct LandedPart {
   std::vector<Drawn> tokens;
   bool is_round = false;               // else a prompt chunk
   bool ended = false;                  // a stop id, the end or NaN: it has no rounds any more
-  int proposed = 0, accepted = 0;      // drafts that were verified and kept
+  int n_rows = 0;                      // of a round: the pending token, and drafts or known tokens behind it
+  int proposed = 0, accepted = 0;      // drafts that were verified and kept; known tokens are none
   bool copied = false;                 // they were copies
   int n_head = 0, n_copied = 0;        // drafts that wait for the next round
   bool short_of_pages = false;         // it took no part: there was no page for it

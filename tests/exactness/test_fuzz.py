@@ -65,7 +65,9 @@ def test_every_reply_is_what_it_is_alone(machines: list[Machine]) -> None:
     play()
     print(tally)
     missing = [name for name in MECHANISMS if not tally[name]]
-    assert SCENARIOS < 200 or not missing, f"these did not happen in {SCENARIOS} scenarios: {missing}; {tally}"
+    assert SCENARIOS < 200 or not missing, (
+        f"these did not happen in {SCENARIOS} scenarios: {missing}; {tally}"
+    )
 
 
 class ReadsLess(WatchedCore):

@@ -417,6 +417,7 @@ class CpuDevice final : public Device {
     limits_.max_buffer_bytes = memory;
     limits_.tensor_alignment = sizeof(float);
     limits_.workers = executor_.workers();
+    limits_.prompt_equals_window = !options.reversed_prompts;
   }
 
   std::string name() const override {

@@ -16,6 +16,7 @@ struct Options {
   int workers = 0;  // 0: one for each processor the process may use
   uint64_t shuffle_seed =
       0;  // tests: run the tasks between two barriers in a seeded random order; 0: in order
+  bool reversed_prompts = false;  // tests: prompt rows sum in another order than window rows
 };
 
 // `path` names the instruction path of the table, for name().

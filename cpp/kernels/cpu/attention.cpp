@@ -129,7 +129,9 @@ void attend(const AttentionParams& p, const Sequence& seq, uint32_t kv_head, uin
   s.total.merge(s.part, heads, hd);
 }
 
-template <class T>
+// kReversed: rows of prompt chunks add the positions of each span from the last to the first, so that prompt
+// and window rows have different bits on purpose.
+template <class T, bool kReversed = false>
 void attention(const Task& t) {
   const auto& p = t.get<AttentionParams>();
   if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountRows]) return;
@@ -146,9 +148,19 @@ void attention(const Task& t) {
   s.total.clear(heads, p.head_dim);
   uint32_t n = 0;
   int32_t span = 0;
+  const auto attend_span = [&] {
+    if (kReversed && !seq.is_window) {
+      for (uint32_t i = 0, j = n; i + 1 < j; ++i) {
+        const int32_t first = s.positions[i];
+        s.positions[i] = s.positions[--j];
+        s.positions[j] = first;
+      }
+    }
+    attend<T>(p, seq, kv_head, heads, n, s);
+  };
   const auto take = [&](int32_t position) {
     if (position / kAttentionSpan != span) {
-      if (n) attend<T>(p, seq, kv_head, heads, n, s);
+      if (n) attend_span();
       n = 0;
       span = position / kAttentionSpan;
     }
@@ -160,7 +172,7 @@ void attention(const Task& t) {
     for (int32_t j = 0; j < ratio; ++j) take(blocks[i] * ratio + j);
   }
   for (int32_t at = (row.position + 1) / ratio * ratio; at <= row.position; ++at) take(at);
-  attend<T>(p, seq, kv_head, heads, n, s);
+  attend_span();
 
   for (uint32_t h = 0; h < heads; ++h) {
     const T* gate = t.slot<const T>(4) + ((r * p.n_heads + first + h) * 2 + 1) * hd;
@@ -177,6 +189,8 @@ constexpr KernelEntry kEntries[] = {
     {"attention_prep_f32", attention_prep<float>, 1},
     {"attention_bf16", attention<bfloat16>, kHeads},
     {"attention_f32", attention<float>, kHeads},
+    {"reversed_attention_bf16", attention<bfloat16, true>, kHeads},
+    {"reversed_attention_f32", attention<float, true>, kHeads},
 };
 
 }  // namespace

@@ -1,6 +1,7 @@
 #include "kernels/cpu/table.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "base/error.h"
 
@@ -40,6 +41,23 @@ std::vector<KernelEntry> kernels_of(const std::string& path) {
               copy_kernels(), draw_kernels(), logprob_kernels());
 }
 
+// Kernels whose prompt rows sum in another order have the names of those that they replace, with a prefix;
+// they are in a table only where asked for.
+std::vector<KernelEntry> with_prompt_order(const std::vector<KernelEntry>& all, bool reversed) {
+  constexpr std::string_view kPrefix = "reversed_";
+  std::vector<KernelEntry> chosen;
+  for (KernelEntry e : all) {
+    if (!std::string_view(e.name).starts_with(kPrefix)) chosen.push_back(e);
+  }
+  for (KernelEntry e : all) {
+    if (!reversed || !std::string_view(e.name).starts_with(kPrefix)) continue;
+    e.name += kPrefix.size();
+    std::erase_if(chosen, [&](const KernelEntry& c) { return std::string_view(c.name) == e.name; });
+    chosen.push_back(e);
+  }
+  return chosen;
+}
+
 }  // namespace
 
 std::vector<std::string> available_paths() {
@@ -60,7 +78,7 @@ DeviceRef open(std::string path, const Options& options) {
     throw InvalidArgument("this processor cannot run the instruction path '" + path +
                           "'; it can run: " + known);
   }
-  return open_device(path, kernels_of(path), options);
+  return open_device(path, with_prompt_order(kernels_of(path), options.reversed_prompts), options);
 }
 
 }  // namespace flashnext::cpu

@@ -45,9 +45,9 @@ class Device:
         Nanoseconds in which the device ran work since it was opened; waits are not in it.
         """
 
-def open_device(kind: str = 'cpu', threads: int = 0, path: str = '', shuffle_seed: int = 0) -> Device:
+def open_device(kind: str = 'cpu', threads: int = 0, path: str = '', shuffle_seed: int = 0, prompt_order: str = 'as windows') -> Device:
     """
-    Open a device. path: '' for the best instruction path, or one of instruction_paths().
+    Open a device. path: '' for the best instruction path, or one of instruction_paths(). prompt_order: 'as windows', or, for tests, 'reversed': attention of prompt rows sums in another order, so that prompts and rounds differ.
     """
 
 def instruction_paths() -> list[str]:

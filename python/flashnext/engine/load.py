@@ -42,6 +42,7 @@ def load_model(
     max_window: int = MAX_WINDOW,
     draft_head: bool = True,
     shuffle_seed: int = 0,
+    prompt_order: str = "as windows",
 ) -> Loaded:
     """Validate a checkpoint, map its tensors and size the page pool.
 
@@ -57,6 +58,7 @@ def load_model(
         max_window: Rows of a window, 1 to 64.
         draft_head: Load the draft head, where the checkpoint has one.
         shuffle_seed: Tests: run independent work in a seeded random order; 0 in order.
+        prompt_order: Tests: "reversed" lets prompt rows sum in another order than window rows.
 
     Raises:
         CheckpointError: The checkpoint is refused.
@@ -69,7 +71,9 @@ def load_model(
         config = replace(config, n_mtp_layers=0)
     tokens = config.default_context if context is None else context
     inv_freq, attention_factor = rope_tables(config, tokens)
-    opened = _core.open_device("cpu" if device == "auto" else device, threads, path_name, shuffle_seed)
+    opened = _core.open_device(
+        "cpu" if device == "auto" else device, threads, path_name, shuffle_seed, prompt_order
+    )
     model = _core.load_model(
         opened,
         asdict(config),

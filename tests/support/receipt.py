@@ -1,0 +1,49 @@
+"""The receipt of the last full run: what was run, on which sources, and which of them have changed since."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+RECEIPT = ROOT / "tests" / "exactness" / "receipt.json"
+# What decides results: kernels, rounds, and who says what a round is over.
+SOURCES = ("cpp/**/*.cpp", "cpp/**/*.h", "metal/*.h", "metal/*.metal", "python/flashnext/engine/*.py")
+
+
+def source_hashes(root: Path = ROOT) -> dict[str, str]:
+    """Path -> hash of the content, of all sources that decide results."""
+    paths = {path for pattern in SOURCES for path in root.glob(pattern)}
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+        for path in sorted(paths)
+    }
+
+
+def changed_since(receipt: dict[str, Any], hashes: dict[str, str]) -> list[str]:
+    """Sources that are other than those of a receipt, that came or that went."""
+    then: dict[str, str] = receipt["sources"]
+    return sorted(path for path in then.keys() | hashes.keys() if then.get(path) != hashes.get(path))
+
+
+def sentence(receipt: dict[str, Any], hashes: dict[str, str]) -> str:
+    """What a receipt says of sources, in one sentence."""
+    parts = ", ".join(
+        f"{name}: {part['passed']} passed, {part['failed']} failed, {part['left']} not run"
+        for name, part in receipt["parts"].items()
+    )
+    changed = changed_since(receipt, hashes)
+    if not changed:
+        return f"the receipt of the full run is of these sources ({parts})"
+    return (
+        f"the receipt of the full run ({parts}) is older than {len(changed)} sources; run .ci/full: "
+        + ", ".join(changed)
+    )
+
+
+def read_receipt(path: Path = RECEIPT) -> dict[str, Any]:
+    """The receipt."""
+    receipt: dict[str, Any] = json.loads(path.read_text())
+    return receipt
