@@ -1,7 +1,6 @@
 #include "rounds/runner.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string>
 
 #include "base/error.h"
@@ -19,7 +18,7 @@ Row row_of(int32_t token, size_t sequence, int32_t position) {
 template <class T>
 BufferRef buffer_of(Device& device, const std::vector<T>& values) {
   BufferRef buffer = device.allocate(std::max<size_t>(1, values.size()) * sizeof(T));
-  std::memcpy(buffer->host(), values.data(), values.size() * sizeof(T));
+  std::copy(values.begin(), values.end(), reinterpret_cast<T*>(buffer->host()));
   return buffer;
 }
 

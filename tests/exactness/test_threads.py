@@ -104,7 +104,7 @@ def play(machine: Machine, seed: int, n: int, lone: bool) -> tuple[int, int]:
     return n - len(others.closed), len(others.closed)
 
 
-@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("n", [1, 3], ids="{}-together".format)
 def test_replies_and_pages_are_right_whatever_other_threads_do(n: int, machine: Machine) -> None:
     ended = closed = 0
     for seed in range(20):
