@@ -57,7 +57,7 @@ struct ReplyState {
   uint64_t page_table;    // as in Sequence
   uint64_t state;         // as in Sequence
   uint64_t unsettled[2];  // by parity of the window
-  uint64_t text;          // address of int32[context + kMaxWindow]: prompt, reply and drafts by position
+  uint64_t text;          // address of int32[context + 2 * kMaxWindow]: prompt, reply and drafts by position
   uint64_t counts;  // address of int32[2, n_valid]: how often an id occurs in the prompt, in the reply; 0
                     // where nothing is penalized
   uint64_t bias;    // address of BiasEntry[n_bias], by ascending id

@@ -204,12 +204,10 @@ void bind_model(nb::module_& m) {
 void bind_sessions(nb::module_& m) {
   nb::class_<PagePool>(m, "PagePool",
                        "Pages of 64 positions that hold the attention caches of all sequences.")
-      .def(
-          "__init__",
-          [](PagePool* self, const std::shared_ptr<Model>& model, int n_pages) {
-            new (self) PagePool(model->device(), model->page_layout().size_bytes, n_pages);
-          },
-          "model"_a, "n_pages"_a)
+      .def(nb::new_([](const std::shared_ptr<Model>& model, int n_pages) {
+             return std::make_shared<PagePool>(model->device(), model->page_layout().size_bytes, n_pages);
+           }),
+           "model"_a, "n_pages"_a)
       .def_prop_ro("free", &PagePool::n_free)
       .def_prop_ro("total", &PagePool::n_pages)
       .def_prop_ro("page_bytes", &PagePool::page_bytes)
@@ -225,10 +223,11 @@ void bind_sessions(nb::module_& m) {
       .def_prop_ro("n_pages", &Session::n_pages)
       .def_prop_ro("size_bytes", &Session::size_bytes)
       .def("keep", &Session::keep, "n"_a, "Commit the first n rows of the last window.")
-      .def("fork", &Session::fork,
+      .def("fork", &Session::fork, nb::call_guard<nb::gil_scoped_release>(),
            "A session with the same committed positions, which shares all pages but the last; between prompt "
            "passes only.")
-      .def("close", &Session::close, "Give pages and memory back; idempotent.");
+      .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Give pages and memory back; idempotent.");
 
   nb::class_<Sampling>(m, "Sampling", "How tokens are drawn; see cpp/rounds/sampler.h.")
       .def(

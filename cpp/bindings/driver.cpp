@@ -98,7 +98,8 @@ void bind_driver(nb::module_& m) {
             for (const int w : widths) out.emplace_back(prices.forward_ms(w), prices.draft_step_ms(w));
             return out;
           },
-          "widths"_a, "Milliseconds of (a forward of w rows, a draft step of w sequences), for each w.")
+          "widths"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "Milliseconds of (a forward of w rows, a draft step of w sequences), for each w.")
       .def(
           "counts",
           [](const Driver& d) {
@@ -117,7 +118,7 @@ void bind_driver(nb::module_& m) {
                                                    {"copies_proposed", c.copies_proposed},
                                                    {"copies_accepted", c.copies_accepted}};
           },
-          "How often its mechanisms ran since it was made.")
+          nb::call_guard<nb::gil_scoped_release>(), "How often its mechanisms ran since it was made.")
       .def(
           "keep_hashes", [](Driver& d, bool keep) { d.runner().keep_hashes(keep); }, "keep"_a,
           "Tests: whether tokens carry a hash of the logits that they were drawn from.")

@@ -113,7 +113,7 @@ class ResidencySet {
   virtual size_t size_bytes() const = 0;
 };
 
-class Device {
+class Device : public std::enable_shared_from_this<Device> {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu (avx2, 2 workers)"

@@ -32,7 +32,7 @@ struct PassBounds {
 };
 
 // The loaded model: weights, scratch and the tables of a pass. One pass at a time uses the scratch.
-class Model {
+class Model : public std::enable_shared_from_this<Model> {
  public:
   // Checks config and tensors, places weights and allocates scratch. Throws InvalidArgument or OutOfMemory;
   // nothing stays.

@@ -40,16 +40,16 @@ Driver::~Driver() {
 std::vector<Driver::RunningPart> Driver::parts_of(const std::vector<SessionRef>& sessions) const {
   std::vector<RunningPart> parts;
   for (const SessionRef& s : sessions) {
-    if (!s->closed()) parts.push_back({s, runner_.most_drafts(*s), runner_.known_end(*s)});
+    if (const auto limits = runner_.limits(*s)) parts.push_back({s, limits->most, limits->known_end});
   }
   return parts;
 }
 
 void Driver::start(std::vector<SessionRef> sessions) {
-  std::vector<RunningPart> running = parts_of(sessions);
+  std::vector<RunningPart> running = parts_of(sessions);  // and then those before, freed without the lock
   {
     const std::lock_guard lock(mutex_);
-    running_ = std::move(running);
+    running_.swap(running);
     wanted_ = !running_.empty();
   }
   changed_.notify_all();
@@ -71,10 +71,14 @@ std::vector<LandedPart> Driver::take() {
 }
 
 std::vector<LandedPart> Driver::stop() {
+  std::vector<RunningPart> dropped;  // freed without the lock
   std::unique_lock lock(mutex_);
   wanted_ = false;
   changed_.wait(lock, [&] { return !busy_; });
-  return std::exchange(landed_, {});
+  dropped.swap(running_);
+  std::vector<LandedPart> landed = std::exchange(landed_, {});
+  lock.unlock();
+  return landed;
 }
 
 std::vector<LandedPart> Driver::step(std::vector<ChunkPart> chunks, const std::vector<SessionRef>& sessions) {
@@ -83,7 +87,10 @@ std::vector<LandedPart> Driver::step(std::vector<ChunkPart> chunks, const std::v
   const std::vector<RunningPart> running = parts_of(sessions);
   std::vector<RunningPart> last;
   for (const ChunkPart& c : chunks) {
-    if (c.last) last.push_back({c.session, runner_.most_drafts(*c.session)});
+    if (!c.last) continue;
+    drafting_.erase(c.session.get());  // of a session that lay there before
+    const auto limits = runner_.limits(*c.session);
+    last.push_back({c.session, limits ? limits->most : MostDrafts(), 0});
   }
   std::vector<const RunningPart*> parts;
   for (const RunningPart& p : last) parts.push_back(&p);
@@ -145,7 +152,7 @@ void Driver::run_rounds(std::unique_lock<std::mutex>& lock) {
       const std::vector<RunningPart> running = running_;
       const int depth = running.size() == 1 && options_.lone ? 2 : 1;
       lock.unlock();
-      forget_closed(running);
+      forget_absent(running);
       try {
         while (runner_.in_flight() < depth && commit(running, runner_.in_flight() > 0)) {
         }
@@ -176,8 +183,8 @@ void Driver::run_rounds(std::unique_lock<std::mutex>& lock) {
   }
 }
 
-// What is known of sequences that ended while they had no round in flight.
-void Driver::forget_closed(const std::vector<RunningPart>& running) {
+// Drops what is known of sequences that do not run, when it becomes much: some have ended unseen.
+void Driver::forget_absent(const std::vector<RunningPart>& running) {
   if (drafting_.size() < 4 * kMaxCandidates) return;
   std::erase_if(drafting_, [&](const auto& entry) {
     return std::none_of(running.begin(), running.end(),
@@ -221,7 +228,8 @@ void Driver::land_untimed() {
 // Commits a round of as many of the sequences as it can hold.
 int Driver::commit(const std::vector<RunningPart>& running, bool behind_another) {
   std::vector<const RunningPart*> taken;
-  const size_t n = std::min(running.size(), static_cast<size_t>(options_.row_limit));
+  const size_t n = std::min({running.size(), static_cast<size_t>(options_.row_limit),
+                             static_cast<size_t>(runner_.model().options().max_sequences)});
   if (turn_ >= running.size() || n == running.size()) turn_ = 0;
   for (size_t i = 0; i < n; ++i) taken.push_back(&running[(turn_ + i) % running.size()]);
   turn_ += n;
@@ -245,12 +253,13 @@ int Driver::commit(const std::vector<RunningPart>& running, bool behind_another)
     if (longest->n_rows == 1) break;
     --longest->n_rows;
   }
+  const Clock::time_point began = Clock::now();
   const int sequences = runner_.commit_round(parts);
   if (!sequences) return 0;
   for (size_t i = 0; i < n; ++i) {
     drafting_[taken[i]->session.get()].most = std::max(allotted[i].head, allotted[i].copied);
   }
-  committed_at_.push_back(Clock::now());
+  committed_at_.push_back(began);
   const std::lock_guard lock(mutex_);
   ++counts_.rounds;
   counts_.shared_rounds += sequences > 1;
@@ -269,10 +278,16 @@ int Driver::commit(const std::vector<RunningPart>& running, bool behind_another)
 bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
   constexpr double kLongest = 200;  // ms of a round beyond which wider ones are not timed
   if (widths_left_.empty()) return false;
+  for (LandedPart& part : stop()) {  // nothing should be in flight; if it was, it is kept for take()
+    const std::lock_guard lock(mutex_);
+    landed_.push_back(std::move(part));
+  }
   const int width = widths_left_.back();
   widths_left_.pop_back();
-  if (width > options_.row_limit) widths_left_.clear();
-  if (width > options_.row_limit) return false;
+  if (width > options_.row_limit) {
+    widths_left_.clear();
+    return false;
+  }
   try {
     // Windows of tokens that are known, so that every row is one that is verified; of different ids, so that
     // they meet as many experts as the rows of different texts do.
@@ -308,7 +323,7 @@ bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
     };
     constexpr double kNever = std::numeric_limits<double>::infinity();
     const double ms = best_of_rounds(kNever);
-    if (width == 1 && runner_.model().has_head()) {
+    if (width == 1 && ms <= kLongest && runner_.model().has_head()) {
       constexpr int kSteps = 4;
       ReplyOptions options;
       options.sampling.temperature = 0;
@@ -351,6 +366,7 @@ std::vector<LandedPart> Driver::land() {
     landed_at_ = now;
   }
   int rows = 0;
+  bool complete = true;       // all rows of the round are accounted for
   std::vector<int> drafting;  // sequences of each step of the head
   const std::lock_guard lock(mutex_);
   for (const LandedPart& part : parts) {
@@ -361,6 +377,7 @@ std::vector<LandedPart> Driver::land() {
                !runner_.in_flight()) {  // a round in flight verifies them already, and makes others
       drafting_[key].most = part.n_head + part.n_copied;
     }
+    complete &= !part.is_round || !part.session->closed();
     if (part.error || !part.is_round || part.tokens.empty()) continue;
     const DraftSource source = part.copied ? DraftSource::kCopy : DraftSource::kHead;
     all_.observe(source, part.proposed, part.accepted);
@@ -374,7 +391,7 @@ std::vector<LandedPart> Driver::land() {
     for (int step = 0; step < part.n_head; ++step) ++drafting[static_cast<size_t>(step)];
   }
   counts_.rows += static_cast<uint64_t>(rows);
-  if (rows && options_.prices) prices_.observe_round(rows, drafting, ms);
+  if (rows && complete && options_.prices) prices_.observe_round(rows, drafting, ms);
   return parts;
 }
 

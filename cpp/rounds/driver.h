@@ -43,7 +43,7 @@ struct DriverCounts {
   uint64_t copies_proposed = 0, copies_accepted = 0;  // drafts copied from the text
 };
 
-// All methods but wake() and the counts are for one thread, the engine's.
+// All methods but wake(), counts() and prices() are for one thread, the engine's.
 class Driver {
  public:
   Driver(std::shared_ptr<Model> model, int n_valid, const DriverOptions& options);
@@ -93,7 +93,7 @@ class Driver {
   void allot(std::span<const RunningPart* const> running, std::span<MostDrafts> out);
   std::vector<LandedPart> land();
   void land_untimed();
-  void forget_closed(const std::vector<RunningPart>& running);
+  void forget_absent(const std::vector<RunningPart>& running);
   void push(std::vector<LandedPart> parts);
 
   Runner runner_;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "base/error.h"
 
@@ -40,10 +41,10 @@ struct Runner::Reply final : Session::Attachment {
   DraftCounts draft_counts;
 };
 
-Runner::Reply& Runner::reply_of(const Session& session) {
-  auto* reply = static_cast<Reply*>(session.attachment.get());
+std::shared_ptr<Runner::Reply> Runner::reply_of(const Session& session) {
+  auto reply = std::static_pointer_cast<Reply>(session.attached());
   if (!reply) throw InvalidArgument("session: it has no reply; begin() comes first");
-  return *reply;
+  return reply;
 }
 
 Runner::Runner(std::shared_ptr<Model> model, int n_valid, bool serial_drafts)
@@ -73,11 +74,17 @@ void Runner::begin(Session& session, const ReplyOptions& options) {
       }
     }
   }
-  auto reply = std::make_unique<Reply>();
+  const auto reply = std::make_shared<Reply>();
   reply->options = options;
   Device& device = *model_->device();
   const Sampling& s = options.sampling;
-  ReplyState& r = session.reply();
+  struct Begins {  // keeps the session's memory in place, whoever closes it
+    Session& session;
+    std::shared_ptr<Reply> reply;
+    ~Begins() { session.end_begin(std::move(reply)); }
+  };
+  ReplyState& r = session.begin_reply();
+  Begins begins = {session, nullptr};
   const auto context = model_->options().context;
   r.end = options.end > 0 ? std::min(options.end, context + 1) : context + 1;
   r.known = options.known.empty() ? 0 : options.n_prompt + static_cast<int32_t>(options.known.size());
@@ -111,10 +118,10 @@ void Runner::begin(Session& session, const ReplyOptions& options) {
   } else {
     r.counts = 0;
   }
-  r.n_drafts = r.copied = r.n_kept = r.ended = 0;
+  r.n_drafts = r.copied = r.ended = 0;
   reply->has_head = model_->has_head() && follows_prompt(session);
   r.has_head = reply->has_head;
-  session.attachment = std::move(reply);
+  begins.reply = reply;
 }
 
 // Counts what the session has read, when the pass that reads the last of it is about to be committed.
@@ -260,9 +267,15 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
   }
   Pass pass;
   pass.slot = next_slot_;
+  pass.hashes = wanted_.hashes;
   std::vector<Part> taken;
   for (const ChunkPart& p : parts) taken.push_back({p.session.get(), p.tokens, false});
   check(taken);
+  const auto n_last = std::count_if(parts.begin(), parts.end(), [](const ChunkPart& p) { return p.last; });
+  if (n_last > max_round()) {
+    throw InvalidArgument("prompt pass: " + std::to_string(n_last) + " prompts end in it, at most " +
+                          std::to_string(max_round()) + " are allowed");
+  }
   // A part that cannot begin is left out: a page that is missing is its own alone.
   Begun begun;
   std::vector<const ChunkPart*> chunks;
@@ -274,10 +287,11 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
     if (p.session->closed()) continue;
     const Part part = {p.session.get(), p.tokens, false};
     try {
-      if (p.last) reply_of(*p.session);
+      const std::shared_ptr<Reply> reply = p.last ? reply_of(*p.session) : nullptr;
       begun.sessions.reserve(parts.size());
       first_rows.push_back(begin_part(part, bounds));
       begun.sessions.push_back(p.session);
+      pass.entries.push_back({p.session, reply, static_cast<int>(p.tokens.size()), -1, -1});
     } catch (...) {
       leave_out(p.session);
       continue;
@@ -296,13 +310,13 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
   for (size_t i = 0; i < taken.size(); ++i) {
     const ChunkPart& p = *chunks[i];
     const int n = static_cast<int>(p.tokens.size()), length = p.session->length() + n;
-    pass.entries.push_back({p.session, n, p.last ? static_cast<int>(n_windows) : -1, -1});
+    Pass::Entry& entry = pass.entries[i];
     for (const AbsorbPart& a : absorbed) {
-      if (a.session == p.session.get())
-        pass.entries.back().head_length = a.start + static_cast<int>(a.tokens.size());
+      if (a.session == p.session.get()) entry.head_length = a.start + static_cast<int>(a.tokens.size());
     }
     if (!p.last) continue;
-    Reply& reply = reply_of(*p.session);
+    entry.window = static_cast<int>(n_windows);
+    const Reply& reply = *entry.reply;
     wanted.logprobs |= reply.options.sampling.logprobs >= 0;
     fill_counts(*p.session, reply, length);
     const int32_t last_row = first_rows[i] + n - 1;
@@ -341,6 +355,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   if (in_flight() == kMost) throw Error("round: too many passes are in flight");
   Pass pass;
   pass.slot = next_slot_;
+  pass.hashes = wanted_.hashes;
   pass.is_round = true;
   Window* windows = model_->windows(pass.slot);
   PassBounds bounds;
@@ -368,13 +383,14 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
       continue;
     }
     begun.sessions.push_back(p.session);
-    wanted.logprobs |= reply_of(*p.session).options.sampling.logprobs >= 0;
+    const std::shared_ptr<Reply> reply = reply_of(*p.session);
+    wanted.logprobs |= reply->options.sampling.logprobs >= 0;
     spare -= n_rows - 1;
     const int n_drafts = std::min(p.drafts.head, n_ahead), n_copied = std::min(p.drafts.copied, n_ahead);
     most_drafts = std::max(most_drafts, n_drafts);
     wanted.copies |= n_copied > 0;
     windows[bounds.n_sequences] = {p.session->reply_address(), n_rows, n_drafts, 1, 0, 0, 0, 0, n_copied};
-    pass.entries.push_back({p.session, n_rows, static_cast<int>(bounds.n_sequences), -1});
+    pass.entries.push_back({p.session, reply, n_rows, static_cast<int>(bounds.n_sequences), -1});
     ++bounds.n_sequences;
     bounds.n_rows += static_cast<uint32_t>(n_rows);
     bounds.max_length = std::max(bounds.max_length, static_cast<uint32_t>(p.session->most_length()));
@@ -398,7 +414,10 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
       }
       cb = model_->device()->command_buffer();
     }
-    model_->record_drafts(*cb, bounds.n_sequences, bounds, static_cast<uint32_t>(most_drafts), n_valid);
+    // Behind a failure the head's tables are those of another pass.
+    if (!pass.error) {
+      model_->record_drafts(*cb, bounds.n_sequences, bounds, static_cast<uint32_t>(most_drafts), n_valid);
+    }
   }
   const int n = static_cast<int>(bounds.n_sequences);
   commit(*cb, std::move(pass));
@@ -406,12 +425,13 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   return n;
 }
 
-std::vector<Drawn> Runner::drawn(const Model::Results& results, int window, const Reply& reply) const {
+std::vector<Drawn> Runner::drawn(const Model::Results& results, int window, const Reply& reply,
+                                 bool hashes) const {
   const Landed& landed = results.landed[window];
   std::vector<Drawn> tokens;
   for (int i = 0; i < landed.n_tokens; ++i) {
     const auto row = static_cast<size_t>(landed.first_logits + i);
-    Drawn drawn = {landed.tokens[i], {}, wanted_.hashes ? results.hashes[row] : 0};
+    Drawn drawn = {landed.tokens[i], {}, hashes ? results.hashes[row] : 0};
     if (reply.options.sampling.logprobs >= 0 && drawn.token >= 0) {
       drawn.logprobs.chosen = results.chosen[row];
       const size_t first = row * kMaxTop;
@@ -425,9 +445,13 @@ std::vector<Drawn> Runner::drawn(const Model::Results& results, int window, cons
 }
 
 std::vector<LandedPart> Runner::land() {
-  std::vector<LandedPart> out = std::move(left_out_);
-  left_out_.clear();
-  if (passes_.empty()) return out;
+  std::vector<LandedPart> out;
+  // What was left out comes behind what has landed: it was committed later.
+  const auto with_left_out = [&] {
+    for (LandedPart& part : std::exchange(left_out_, {})) out.push_back(std::move(part));
+    return std::move(out);
+  };
+  if (passes_.empty()) return with_left_out();
   const Pass pass = std::move(passes_.front());
   passes_.pop_front();
   std::exception_ptr error = pass.error;
@@ -441,15 +465,17 @@ std::vector<LandedPart> Runner::land() {
     LandedPart part;
     part.session = e.session;
     part.is_round = pass.is_round;
-    if (error) {
-      part.error = error;
+    if (error || e.session->failed()) {
+      part.error = error ? error
+                         : std::make_exception_ptr(DeviceError(
+                               "a pass before this one failed; close the session and start again"));
       e.session->fail();
     } else {
       const Landed* landed = e.window >= 0 ? &results.landed[e.window] : nullptr;
       const bool closed = e.session->closed();
       if (landed && !closed) {
-        Reply& reply = reply_of(*e.session);
-        part.tokens = drawn(results, e.window, reply);
+        Reply& reply = *e.reply;
+        part.tokens = drawn(results, e.window, reply, pass.hashes);
         part.ended = landed->ended;
         part.n_head = landed->n_head;
         part.n_copied = landed->n_copied;
@@ -465,7 +491,8 @@ std::vector<LandedPart> Runner::land() {
           reply.draft_counts.accepted += part.accepted;
         }
       }
-      const bool with_head = !closed && landed && reply_of(*e.session).has_head;
+      const bool with_head =
+          !closed && landed && e.reply->has_head && !part.tokens.empty() && part.tokens.back().token >= 0;
       if (pass.is_round) {
         e.session->end_round(e.n_rows, *landed, with_head);
       } else {
@@ -476,7 +503,7 @@ std::vector<LandedPart> Runner::land() {
     }
     out.push_back(std::move(part));
   }
-  return out;
+  return with_left_out();
 }
 
 void Runner::run(std::span<const Part> parts, std::vector<float>* all) {
@@ -573,11 +600,15 @@ std::vector<int32_t> Runner::drafts(Session& session) const {
   return {first, first + r.n_drafts};
 }
 
-DraftCounts Runner::draft_counts(const Session& session) const { return reply_of(session).draft_counts; }
-int Runner::known_end(const Session& session) const {
-  const ReplyOptions& options = reply_of(session).options;
-  return options.known.empty() ? 0 : options.n_prompt + static_cast<int>(options.known.size());
+DraftCounts Runner::draft_counts(const Session& session) const { return reply_of(session)->draft_counts; }
+
+std::optional<ReplyLimits> Runner::limits(const Session& session) const {
+  if (session.closed()) return std::nullopt;
+  const auto reply = std::static_pointer_cast<Reply>(session.attached());
+  if (!reply && session.closed()) return std::nullopt;
+  const ReplyOptions& options = reply_of(session)->options;
+  return ReplyLimits{options.most,
+                     options.known.empty() ? 0 : options.n_prompt + static_cast<int>(options.known.size())};
 }
-MostDrafts Runner::most_drafts(const Session& session) const { return reply_of(session).options.most; }
 
 }  // namespace flashnext

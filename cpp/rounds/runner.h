@@ -8,6 +8,7 @@
 #include <deque>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -47,6 +48,12 @@ struct ReplyOptions {
   MostDrafts most = {};           // of a round, for those who ask most_drafts()
 };
 
+// What rounds over a session keep to.
+struct ReplyLimits {
+  MostDrafts most;
+  int known_end = 0;  // positions below it have tokens that are known already
+};
+
 // Of one reply: how many drafts were verified, and how many of them kept.
 struct DraftCounts {
   int proposed = 0, accepted = 0;
@@ -81,7 +88,8 @@ struct LandedPart {
   std::exception_ptr error = nullptr;  // why it took no part, or failed; then only close() is allowed
 };
 
-// Owns the order of passes over one model. One thread at a time.
+// Owns the order of passes over one model. One thread at a time, and one runner with passes in flight a
+// model: the tables of passes are the model's.
 class Runner {
  public:
   // n_valid: token ids at or beyond it (padding of the vocabulary) are never drawn.
@@ -122,9 +130,8 @@ class Runner {
   // The drafts that the session's next round verifies.
   std::vector<int32_t> drafts(Session& session) const;
   DraftCounts draft_counts(const Session& session) const;
-  MostDrafts most_drafts(const Session& session) const;
-  // Positions below which the tokens of its reply are known already; 0 where none are.
-  int known_end(const Session& session) const;
+  // Of its reply; none for a session that is closed. May be called beside close().
+  std::optional<ReplyLimits> limits(const Session& session) const;
 
   // Tests: whether passes hash the logits that tokens are drawn from.
   void keep_hashes(bool keep) { wanted_.hashes = keep; }
@@ -140,12 +147,13 @@ class Runner {
   struct Pass {
     struct Entry {
       SessionRef session;
+      std::shared_ptr<Reply> reply;  // where a token of it is drawn
       int n_rows;
       int window;       // index of its window; -1: a chunk that is not the last
       int head_length;  // after a chunk; -1: left alone
     };
     std::vector<Entry> entries;
-    bool is_round = false;
+    bool is_round = false, hashes = false;
     int slot = 0;
     uint64_t value = 0;
     std::exception_ptr error = nullptr;  // that is known already
@@ -160,7 +168,7 @@ class Runner {
     int last_row;                 // of the pass, whose streams the session carries on
   };
 
-  static Reply& reply_of(const Session& session);
+  static std::shared_ptr<Reply> reply_of(const Session& session);
   void check(std::span<const Part> parts) const;
   void fill_counts(Session& session, const Reply& reply, int n_read) const;
   std::vector<AbsorbPart> absorb_parts(std::span<const Part> parts) const;
@@ -169,7 +177,7 @@ class Runner {
   void run(std::span<const Part> parts, std::vector<float>* all);
   void leave_out(const SessionRef& session);
   void commit(CommandBuffer& cb, Pass pass);
-  std::vector<Drawn> drawn(const Model::Results& results, int window, const Reply& reply) const;
+  std::vector<Drawn> drawn(const Model::Results& results, int window, const Reply& reply, bool hashes) const;
 
   std::shared_ptr<Model> model_;
   int n_valid_;

@@ -1,6 +1,7 @@
 // The pages that hold the attention caches of all sequences.
 #pragma once
 
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -10,7 +11,7 @@ namespace flashnext {
 
 // Pages of one size with counted references, in slabs that are allocated when first needed. May be used from
 // any thread.
-class PagePool {
+class PagePool : public std::enable_shared_from_this<PagePool> {
  public:
   // Allocates nothing yet. n_pages > 0.
   PagePool(DeviceRef device, size_t page_bytes, int n_pages);

@@ -81,7 +81,7 @@ void Session::release() {
   for (const int page : pages_) pool_->release(page);
   pages_.clear();
   page_table_ = block_ = unsettled_[0] = unsettled_[1] = text_ = reply_ = nullptr;
-  attachment = nullptr;
+  attachment_ = nullptr;
 }
 
 void Session::landed_pass() {
@@ -232,14 +232,39 @@ std::span<int32_t> Session::text() {
   return {reinterpret_cast<int32_t*>(text_->host()), text_->size_bytes() / sizeof(int32_t)};
 }
 
-ReplyState& Session::reply() {
+std::shared_ptr<Session::Attachment> Session::attached() const {
+  const std::lock_guard lock(mutex_);
+  return attachment_;
+}
+
+bool Session::failed() const {
+  const std::lock_guard lock(mutex_);
+  return broken_;
+}
+
+const ReplyState& Session::reply() const {
   if (!reply_) throw InvalidArgument("session: used after close");
+  return *reinterpret_cast<const ReplyState*>(reply_->host());
+}
+
+void Session::end_begin(std::shared_ptr<Attachment> attachment) {
+  const std::lock_guard lock(mutex_);
+  if (attachment) attachment_ = std::move(attachment);
+  landed_pass();
+}
+
+ReplyState& Session::begin_reply() {
+  const std::lock_guard lock(mutex_);
+  require_usable();
+  if (n_passes_) throw InvalidArgument("session: passes over it are in flight");
+  ++n_passes_;
   auto& r = *reinterpret_cast<ReplyState*>(reply_->host());
   r.page_table = page_table_->address();
   r.state = block_->address();
   for (int i = 0; i < 2; ++i) r.unsettled[i] = unsettled_[i]->address();
   r.text = text_->address();
   r.parity = parity_;
+  r.n_kept = kept_;
   return r;
 }
 
@@ -247,7 +272,7 @@ Session::Ready Session::try_begin_round(int& n_rows, int& n_ahead) {
   const std::lock_guard lock(mutex_);
   if (closed_) return Ready::kClosed;
   require_usable();
-  if (!attachment)
+  if (!attachment_)
     throw InvalidArgument("round: the session has no pending token; its prompt is not read yet");
   // Rounds in flight have committed up to n_ahead_ positions that the host does not know of yet.
   const int at = length_ + n_ahead_, context = model_->options().context;

@@ -23,6 +23,11 @@ class Session : public std::enable_shared_from_this<Session> {
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
 
+  // What rounds keep with the session while it generates a reply; freed with the session.
+  struct Attachment {
+    virtual ~Attachment() = default;
+  };
+
   int length() const;  // committed positions
   int n_pages() const;
   size_t size_bytes() const;  // without pages
@@ -36,8 +41,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // flight.
   std::shared_ptr<Session> fork() const;
 
-  // The device's view of a pass of n_rows rows from the committed length on; takes the pages they need, two
-  // windows ahead for a window. Throws InvalidArgument beyond the context or for a closed session, OutOfPages
+  // The device's view of a pass of n_rows rows from the committed length on; takes the pages they need.
+  // Throws InvalidArgument beyond the context or for a closed session, OutOfPages
   // with nothing changed.
   Sequence begin(int n_rows, bool is_window);
   // Takes pages for positions below `end`, as far as there are any, also for want of memory, and the context
@@ -59,7 +64,12 @@ class Session : public std::enable_shared_from_this<Session> {
   // Token ids by position: prompt, reply, and room for the drafts behind the pending token.
   std::span<int32_t> text();
   // The state of its reply, which the device keeps while rounds are in flight.
-  ReplyState& reply();
+  const ReplyState& reply() const;
+  // The same to be filled for a new reply, with where the session's parts lie and how it stands. Nothing may
+  // be in flight; the session is not freed before end_begin().
+  ReplyState& begin_reply();
+  // Ends begin_reply(), with what rounds keep for the reply; null leaves what there was.
+  void end_begin(std::shared_ptr<Attachment> attachment);
   uint64_t reply_address() const { return reply_->address(); }
 
   enum class Ready { kYes, kNoPages, kClosed };
@@ -74,6 +84,7 @@ class Session : public std::enable_shared_from_this<Session> {
   // A pass that begin() or try_begin_round() began has failed: the state is unknown and only close() is
   // allowed.
   void fail();
+  bool failed() const;
 
   // Hash of the recurrent block and all committed cache rows of the model's layers. Settled sessions only.
   uint64_t state_hash() const;
@@ -81,11 +92,8 @@ class Session : public std::enable_shared_from_this<Session> {
   uint64_t head_hash(int n) const;
   bool settled() const;
 
-  // What rounds keep with the session while it generates a reply; freed with the session.
-  struct Attachment {
-    virtual ~Attachment() = default;
-  };
-  std::unique_ptr<Attachment> attachment;
+  // What rounds keep with the session; null where there is no reply, or it is closed.
+  std::shared_ptr<Attachment> attached() const;
 
  private:
   void require_usable() const;
@@ -105,6 +113,7 @@ class Session : public std::enable_shared_from_this<Session> {
   int head_length_ = 0;
   int parity_ = 0;  // which unsettled buffer the next window writes
   int length_ = 0, window_ = 0, kept_ = 0;
+  std::shared_ptr<Attachment> attachment_;
   int n_passes_ = 0, n_ahead_ = 0;  // in flight, and the rows of their windows
   bool closed_ = false, broken_ = false;
 };

@@ -305,6 +305,8 @@ class Scheduler:
             return call()
         except Exception as error:
             self._going = []
+            with suppress(Exception):  # its sessions are lost whatever they came to
+                self._core.stop()
             for session in sessions:
                 job = self._by_session.get(session)
                 if job is not None:
