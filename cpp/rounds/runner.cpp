@@ -64,16 +64,19 @@ Runner::~Runner() {
   while (in_flight()) land();
 }
 
-void Runner::begin(Session& session, const ReplyOptions& options) {
-  options.sampling.check(n_valid_);
-  for (const auto* ids : {&options.stop_ids, &options.known}) {
-    for (const int32_t id : *ids) {
-      if (id < 0 || id >= model_->config().vocab_size) {
-        throw InvalidArgument("token id " + std::to_string(id) + " is outside the vocabulary of " +
-                              std::to_string(model_->config().vocab_size));
-      }
+void Runner::check_ids(std::span<const int32_t> ids) const {
+  for (const int32_t id : ids) {
+    if (id < 0 || id >= model_->config().vocab_size) {
+      throw InvalidArgument("token id " + std::to_string(id) + " is outside the vocabulary of " +
+                            std::to_string(model_->config().vocab_size));
     }
   }
+}
+
+void Runner::begin(Session& session, const ReplyOptions& options) {
+  options.sampling.check(n_valid_);
+  check_ids(options.stop_ids);
+  check_ids(options.known);
   const auto reply = std::make_shared<Reply>();
   reply->options = options;
   Device& device = *model_->device();
@@ -147,12 +150,7 @@ void Runner::check(std::span<const Part> parts) const {
                             std::to_string(o.max_window) + " are allowed");
     }
     if (!p.is_window && n == 0) throw InvalidArgument("prompt chunk without tokens");
-    for (const int32_t t : p.tokens) {
-      if (t < 0 || t >= model_->config().vocab_size) {
-        throw InvalidArgument("token id " + std::to_string(t) + " is outside the vocabulary of " +
-                              std::to_string(model_->config().vocab_size));
-      }
-    }
+    check_ids(p.tokens);
     for (const Part& q : parts) {
       if (&q != &p && q.session == p.session) throw InvalidArgument("a session occurs twice in one pass");
     }

@@ -169,6 +169,7 @@ class Runner {
   };
 
   static std::shared_ptr<Reply> reply_of(const Session& session);
+  void check_ids(std::span<const int32_t> ids) const;
   void check(std::span<const Part> parts) const;
   void fill_counts(Session& session, const Reply& reply, int n_read) const;
   std::vector<AbsorbPart> absorb_parts(std::span<const Part> parts) const;

@@ -49,7 +49,7 @@ inline T* in_page(const Sequence& s, int32_t position, size_t offset_bytes) {
 }
 
 template <class T>
-inline T* at(uint64_t address, size_t offset_bytes) {
+inline T* at(uint64_t address, size_t offset_bytes = 0) {
   return reinterpret_cast<T*>(address + offset_bytes);
 }
 

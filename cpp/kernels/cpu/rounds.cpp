@@ -1,16 +1,11 @@
 // round_rows, verdict, absorb_rows, draft_rows, keep_streams: what a round does between forwards, so that the
 // host need not see one land before it records the next. Source: docs/scheduling.md, a round.
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/norm.h"
 #include "kernels/cpu/tables.h"
 #include "metal/params.h"
 
 namespace flashnext::cpu::FLASHNEXT_PATH {
 namespace {
-
-template <class T>
-T* at(uint64_t address) {
-  return reinterpret_cast<T*>(address);
-}
 
 int32_t smaller(int32_t a, int32_t b) { return a < b ? a : b; }
 int32_t larger(int32_t a, int32_t b) { return a > b ? a : b; }
@@ -173,7 +168,7 @@ void keep_streams(const Task& t) {
   const auto& p = t.get<KeepStreamsParams>();
   if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountSequences]) return;
   const ReplyState& reply = *at<const ReplyState>(t.slot<const uint64_t>(1)[t.x]);
-  std::memcpy(at<std::byte>(reply.state) + p.state_offset,
+  std::memcpy(at<std::byte>(reply.state, p.state_offset),
               t.slot<const T>(3) + size_t(t.slot<const int32_t>(2)[t.x]) * p.width, p.width * sizeof(T));
 }
 
