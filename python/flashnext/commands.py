@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console
@@ -51,25 +52,11 @@ def convert(parser: argparse.ArgumentParser) -> Run:
     )
 
     def run(args: argparse.Namespace) -> None:
-        columns = (
-            TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
-            TimeRemainingColumn(),
-        )  # fmt: skip
-        bars = Progress(*columns, console=Console(stderr=True))
-        task = bars.add_task(f"{args.bits} bits, group {args.group}", total=None)
-
-        def advance(done: int, total: int) -> None:
-            bars.start()  # only once, and not before there is progress, so that a refusal is one line
-            bars.update(task, completed=done, total=total)
-
-        try:
+        with _progress(f"{args.bits} bits, group {args.group}") as advance:
             convert_checkpoint(
                 args.source, args.target, bits=args.bits, group=args.group, table_group=args.table_group,
                 progress=advance,
             )  # fmt: skip
-        finally:
-            if bars.live.is_started:
-                bars.stop()
         print(f"{args.target}: {_gib(open_checkpoint(args.target).summary().size_bytes)}")
 
     return run
@@ -140,21 +127,28 @@ def fetch(
     Raises:
         CheckpointError: It cannot be had.
     """
+    with _progress(f"fetching {name}") as advance:
+        return hub.pull(
+            hub.HubName.read(name), offline=offline, endpoint=endpoint, cache=cache, progress=advance
+        )
+
+
+@contextmanager
+def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
+    """Show bytes, rate and time left of what is told as (done, total) bytes."""
     columns = (
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(),
         TimeRemainingColumn(),
     )  # fmt: skip
     bars = Progress(*columns, console=Console(stderr=True))
-    task = bars.add_task(f"fetching {name}", total=None)
+    task = bars.add_task(title, total=None)
 
     def advance(done: int, total: int) -> None:
         bars.start()  # only once, and not before there is progress, so that a refusal is one line
         bars.update(task, completed=done, total=total)
 
     try:
-        return hub.pull(
-            hub.HubName.read(name), offline=offline, endpoint=endpoint, cache=cache, progress=advance
-        )
+        yield advance
     finally:
         if bars.live.is_started:
             bars.stop()
