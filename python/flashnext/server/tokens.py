@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.requests import ClientDisconnect, Request
@@ -39,16 +39,14 @@ class Detokenize(BaseModel):
     tokens: list[int]
 
 
+_Body = TypeVar("_Body", Tokenize, Detokenize)
+
+
 async def tokenize(service: Service, http: Request) -> Response:
     """POST /tokenize: the tokens of a text, or exactly those of a chat's prompt, tools included."""
-    fields = await _fields(service, http, TOKENIZE)
-    if fields is None:
+    asked = await _read(service, http, TOKENIZE, Tokenize)
+    if asked is None:
         return Response(status_code=499)
-    try:
-        asked = Tokenize.model_validate(fields)
-    except ValidationError as error:
-        raise invalid(error) from None
-    _require_model(service, asked.model)
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidField("prompt", "give either prompt or messages")
     engine = service.engine
@@ -68,14 +66,9 @@ async def tokenize(service: Service, http: Request) -> Response:
 
 async def detokenize(service: Service, http: Request) -> Response:
     """POST /detokenize: the text of token ids."""
-    fields = await _fields(service, http, DETOKENIZE)
-    if fields is None:
+    asked = await _read(service, http, DETOKENIZE, Detokenize)
+    if asked is None:
         return Response(status_code=499)
-    try:
-        asked = Detokenize.model_validate(fields)
-    except ValidationError as error:
-        raise invalid(error) from None
-    _require_model(service, asked.model)
     tokenizer = service.engine.tokenizer
     for i, token_id in enumerate(asked.tokens):
         if not 0 <= token_id < tokenizer.n_tokens:
@@ -107,15 +100,16 @@ async def tokenizer_info(service: Service, http: Request) -> Response:
     )
 
 
-async def _fields(service: Service, http: Request, table: Table) -> dict[str, Any] | None:
-    """Read a body's honoured fields; None where the client left."""
+async def _read(service: Service, http: Request, table: Table, kind: type[_Body]) -> _Body | None:
+    """Read and check a body; None where the client left."""
     try:
         body = await read_object(http, service.settings.max_body_bytes)
     except ClientDisconnect:
         return None
-    return honoured_fields(body, table, service.unknown)
-
-
-def _require_model(service: Service, name: str | None) -> None:
-    if name is not None:
-        service.require_model(name)
+    try:
+        asked = kind.model_validate(honoured_fields(body, table, service.unknown))
+    except ValidationError as error:
+        raise invalid(error) from None
+    if asked.model is not None:
+        service.require_model(asked.model)
+    return asked
