@@ -157,7 +157,7 @@ def _serve_parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--serial-drafts",
         action="store_true",
-        help="draft for one request after another (default: for all at once)",
+        help="draft only when the host has seen what a round kept; slower (default: behind it on the device)",
     )
     engine.add_argument(
         "--no-prices",

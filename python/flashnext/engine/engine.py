@@ -106,7 +106,7 @@ class Engine:
                 rounds where that is longer.
             round_rows: Most rows of a round, 1 to 64: the pending tokens of all its sequences, and drafts.
             lone: Let a single sequence run by rounds that need no host.
-            serial_drafts: Draft one sequence after another.
+            serial_drafts: Draft only when the host has seen what a round kept; slower, to look for faults.
             prices: Weigh what drafts cost; without, each sequence gets the most it may have.
             progress: Told what is being loaded, stage by stage.
             random_bits: Where the seeds of requests without one come from.
