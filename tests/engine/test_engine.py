@@ -533,6 +533,6 @@ def test_a_reply_tells_drafts_and_timings(engine: Engine) -> None:
     assert timings.first_token_ms == pytest.approx(timings.queued_ms + timings.prompt_ms)
     assert timings.decode_ms is not None and timings.largest_gap_ms is not None
     assert timings.decode_ms >= timings.largest_gap_ms > 0
-    with Engine(drafts=3) as drafting:
+    with Engine(drafts=3, prices=False) as drafting:
         drafts = drafting.generate(SUM, sampling=GREEDY).result().drafts
     assert drafts.proposed >= drafts.accepted > 0

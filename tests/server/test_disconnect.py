@@ -189,10 +189,9 @@ def test_many_streams_that_are_dropped_leave_no_task_no_page_and_no_file() -> No
     n = 300
     server = ServerThread(max_queue=n)
     try:
-        loop = next(iter(server._server.servers)).get_loop()
 
         def n_tasks() -> int:
-            return asyncio.run_coroutine_threadsafe(count_tasks(), loop).result(30)
+            return asyncio.run_coroutine_threadsafe(count_tasks(), server.loop).result(30)
 
         async def count_tasks() -> int:
             return len(asyncio.all_tasks())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -155,10 +156,17 @@ class WatchedCore:
 
 
 class ServerThread:
-    """The application on a real socket, in a thread of this process, over an engine whose core is watched."""
+    """The application on a real socket, in a thread of this process, over an engine whose core is watched.
 
-    def __init__(self, *, parallel: int = 1, drafts: int = DRAFTS, **settings: Any) -> None:
-        self.engine = Engine(parallel=parallel, drafts=drafts)  # one at a time, so that there is a queue
+    Attributes:
+        loop: The event loop that serves.
+    """
+
+    def __init__(
+        self, *, parallel: int = 1, drafts: int = DRAFTS, prices: bool = True, **settings: Any
+    ) -> None:
+        # One reply at a time, so that there is a queue.
+        self.engine = Engine(parallel=parallel, drafts=drafts, prices=prices)
         scheduler = self.engine._thread._scheduler
         self.core = WatchedCore(scheduler._core, self.engine._stop_ids)
         scheduler._core = self.core
@@ -166,9 +174,16 @@ class ServerThread:
         self.port = listener.getsockname()[1]
         self.service = Service(Settings(**{"names": ("tiny",), "drain_s": 0.0, **settings}))
         self.service.ready(self.engine)
-        self._server = HttpServer(self.service, on_start=lambda: None, on_stop=lambda: None)
+        started = threading.Event()
+
+        def on_start() -> None:
+            self.loop = asyncio.get_running_loop()
+            started.set()
+
+        self._server = HttpServer(self.service, on_start=on_start, on_stop=lambda: None)
         self._thread = threading.Thread(target=self._server.run, args=([listener],))
         self._thread.start()
+        assert started.wait(60), "the server did not start"
 
     def close(self) -> None:
         """End the server and the engine."""
