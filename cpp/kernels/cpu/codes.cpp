@@ -37,16 +37,20 @@ inline __m256i load8(const uint8_t* a, const uint8_t* b) {
                                  _mm_loadl_epi64(reinterpret_cast<const __m128i*>(b)), 1);
 }
 
-inline __m256i twice(const int16_t* p) {
-  return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+// 32 inputs, in both halves.
+inline Words inputs(const int16_t* q) {
+  const auto twice = [&](int i) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q + i)));
+  };
+  return {{twice(0), twice(8), twice(16), twice(24)}};
 }
 
 // The products of vectors 0 and 2, and of 1 and 3, with inputs, neighbours added.
-inline __m256i even(const Words& w, const int16_t* q) {
-  return _mm256_add_epi32(_mm256_madd_epi16(w.v[0], twice(q)), _mm256_madd_epi16(w.v[2], twice(q + 16)));
+inline __m256i even(const Words& w, const Words& x) {
+  return _mm256_add_epi32(_mm256_madd_epi16(w.v[0], x.v[0]), _mm256_madd_epi16(w.v[2], x.v[2]));
 }
-inline __m256i odd(const Words& w, const int16_t* q) {
-  return _mm256_add_epi32(_mm256_madd_epi16(w.v[1], twice(q + 8)), _mm256_madd_epi16(w.v[3], twice(q + 24)));
+inline __m256i odd(const Words& w, const Words& x) {
+  return _mm256_add_epi32(_mm256_madd_epi16(w.v[1], x.v[1]), _mm256_madd_epi16(w.v[3], x.v[3]));
 }
 
 // For 2, 3, 5 and 6 bits. The 4 * kBits bytes of a group are read by two loads, the second ending with the
@@ -94,12 +98,12 @@ struct Unpack {
     const __m256i x = first(a, b), y = first(a + kSecond, b + kSecond);
     return {{lowered<0>(x), lowered<1>(x), lowered<2>(y), lowered<3>(y)}};
   }
-  static __m256i dot(const Words& w, const int16_t* q) {
+  static __m256i dot(const Words& w, const Words& x) {
     const auto ups = [](int m) {
       return _mm256_broadcastsi128_si256(_mm_setr_epi32(up(m, 0), up(m, 2), up(m, 4), up(m, 6)));
     };
-    if constexpr (kBits % 2 == 0) return _mm256_srav_epi32(_mm256_add_epi32(even(w, q), odd(w, q)), ups(0));
-    return _mm256_add_epi32(_mm256_srav_epi32(even(w, q), ups(0)), _mm256_srav_epi32(odd(w, q), ups(1)));
+    if constexpr (kBits % 2 == 0) return _mm256_srav_epi32(_mm256_add_epi32(even(w, x), odd(w, x)), ups(0));
+    return _mm256_add_epi32(_mm256_srav_epi32(even(w, x), ups(0)), _mm256_srav_epi32(odd(w, x), ups(1)));
   }
 };
 
@@ -111,7 +115,7 @@ struct Unpack<4> {
              _mm256_and_si256(_mm256_srli_epi16(x, 8), low), _mm256_srli_epi16(x, 12)}};
   }
   static Words for_dot(const uint8_t* a, const uint8_t* b) { return words(a, b); }
-  static __m256i dot(const Words& w, const int16_t* q) { return _mm256_add_epi32(even(w, q), odd(w, q)); }
+  static __m256i dot(const Words& w, const Words& x) { return _mm256_add_epi32(even(w, x), odd(w, x)); }
 };
 
 template <>
@@ -122,7 +126,7 @@ struct Unpack<8> {
              _mm256_unpackhi_epi8(y, zero)}};
   }
   static Words for_dot(const uint8_t* a, const uint8_t* b) { return words(a, b); }
-  static __m256i dot(const Words& w, const int16_t* q) { return _mm256_add_epi32(even(w, q), odd(w, q)); }
+  static __m256i dot(const Words& w, const Words& x) { return _mm256_add_epi32(even(w, x), odd(w, x)); }
 };
 
 // Eight matrix rows; those beyond n_cols repeat the last one and their results are dropped.
@@ -166,7 +170,8 @@ inline __m256 widen(__m128i bf16) {
 
 // out[g * 8 + lane] = parameter of group g0 + g of the lane's column for g < n <= 8; the rest of out[64] is
 // undefined.
-inline void gather(const bfloat16* const* columns, uint32_t g0, uint32_t n, float* out) {
+[[gnu::always_inline]] inline void gather(const bfloat16* const* columns, uint32_t g0, uint32_t n,
+                                          float* out) {
   __m256 r[8];
   if (n == 8) {
     for (int lane = 0; lane < kColumns; ++lane) r[lane] = load(columns[kOrder[lane]] + g0).v;
@@ -208,11 +213,18 @@ template <int kBits, int kRows, bool kFirst>
 [[gnu::always_inline]] inline void add_codes(const Columns& w, uint32_t k, const Blocks* x,
                                              __m256i whole[kRows][4]) {
   const size_t at = size_t{k} * kBits / 8;
-  for (int p = 0; p < 4; ++p) {
-    const Words words = Unpack<kBits>::for_dot(w.codes[2 * p] + at, w.codes[2 * p + 1] + at);
+  constexpr int kPairs = kRows > 1 ? 2 : 1;  // that share a row's inputs; more would not fit the registers
+  for (int p = 0; p < 4; p += kPairs) {
+    Words words[kPairs];
+    for (int i = 0; i < kPairs; ++i) {
+      words[i] = Unpack<kBits>::for_dot(w.codes[2 * (p + i)] + at, w.codes[2 * (p + i) + 1] + at);
+    }
     for (int r = 0; r < kRows; ++r) {
-      const __m256i sum = Unpack<kBits>::dot(words, x[r].q + k);
-      whole[r][p] = kFirst ? sum : _mm256_add_epi32(whole[r][p], sum);
+      const Words in = inputs(x[r].q + k);
+      for (int i = 0; i < kPairs; ++i) {
+        const __m256i sum = Unpack<kBits>::dot(words[i], in);
+        whole[r][p + i] = kFirst ? sum : _mm256_add_epi32(whole[r][p + i], sum);
+      }
     }
   }
 }
@@ -275,13 +287,28 @@ void decode_columns(const Columns& w, uint32_t k0, uint32_t n, int16_t* out) {
   }
 }
 
-// kRows rows with kVectors * 8 decoded columns: adds the groups of a panel to acc[r * kCodeColumns].
+// Addresses in the cache lines that are needed next: short pieces of many matrix rows, which no processor
+// foresees. They are fetched a few at a time; products would wait for many at once.
+struct Lines {
+  static constexpr uint32_t kBytes = 64, kMost = kDecodedColumns * (kCodeInputs / kBytes + 2);
+  const void* at[kMost];
+  uint32_t n = 0;
+
+  void add(const void* p, size_t size_bytes) {
+    for (size_t i = 0; i < size_bytes; i += kBytes) at[n++] = static_cast<const char*>(p) + i;
+  }
+};
+
+// kRows rows with kVectors * 8 decoded columns: adds the groups of a panel to acc[r * kCodeColumns]. At each
+// group n_lines of the lines are fetched.
 template <int kRows, int kVectors>
 [[gnu::noinline]] void multiply_tile(const int16_t* weights, const float* scales, const float* biases,
-                                     const Blocks* x, uint32_t n_groups, uint32_t group, float* acc) {
+                                     const Blocks* x, uint32_t n_groups, uint32_t group,
+                                     const void* const* lines, uint32_t n_lines, float* acc) {
   constexpr uint32_t kStride = kColumns * kCodeInputs;  // words from one vector of columns to the next
   constexpr uint32_t kParameters = kStride / kMinGroup;
   for (uint32_t g = 0; g < n_groups; ++g) {
+    for (uint32_t i = 0; i < n_lines; ++i) _mm_prefetch(*lines++, _MM_HINT_T0);
     __m256i whole[kRows][kVectors];
     for (int r = 0; r < kRows; ++r) {
       for (int v = 0; v < kVectors; ++v) whole[r][v] = _mm256_setzero_si256();
@@ -299,9 +326,9 @@ template <int kRows, int kVectors>
         std::memcpy(&pair, q[r] + k, sizeof pair);
         const __m256i both = _mm256_set1_epi32(pair);
         for (int v = 0; v < kVectors; ++v) {
-          whole[r][v] = _mm256_add_epi32(whole[r][v], _mm256_madd_epi16(columns[v], both));
-          // Keeps the rows in order: broadcasting all of them first would leave no register for the sums.
-          asm volatile("" : "+x"(whole[r][v]));
+          // Written out, the sums stay in their registers and the rows in order: compilers would broadcast
+          // all rows first, spill sums, or move each of them twice.
+          asm volatile("vpaddd %1, %0, %0" : "+x"(whole[r][v]) : "x"(_mm256_madd_epi16(columns[v], both)));
         }
       }
     }
@@ -316,18 +343,57 @@ template <int kRows, int kVectors>
   }
 }
 
+// Inputs of kDecodedColumns matrix rows that are decoded and multiplied together; small enough to stay in the
+// first cache beside the rows.
+struct Panel {
+  Matrix w;  // from the panel's first column
+  uint32_t k0, n;
+
+  // Lists where it is decoded from, if the matrix is stored like this.
+  void list(Format like, Lines& lines) const {
+    for (uint32_t c = 0; c < kDecodedColumns; ++c) {
+      const Matrix m = w.from_row(c);
+      lines.add(m.codes + size_t{k0} * like.bits / 8, size_t{n} * like.bits / 8);
+      lines.add(m.scales + k0 / like.group, n / like.group * sizeof(bfloat16));
+      lines.add(m.biases + k0 / like.group, n / like.group * sizeof(bfloat16));
+    }
+  }
+};
+
+template <int kBits>
+void decode_panel(const Panel& p, uint32_t n_cols, CodeScratch& s) {
+  const uint32_t g0 = p.k0 / p.w.format.group, n_groups = p.n / p.w.format.group;
+  for (uint32_t c = 0; c < n_cols; c += kColumns) {
+    const Columns columns(p.w, c, n_cols - c);
+    decode_columns<kBits>(columns, p.k0, p.n, s.weights + size_t{c} * kCodeInputs);
+    for (uint32_t g = 0; g < n_groups; g += 8) {
+      const uint32_t at = c * kCodeInputs / kMinGroup + g * kColumns,
+                     some = n_groups - g < 8 ? n_groups - g : 8;
+      gather(columns.scales, g0 + g, some, s.scales + at);
+      gather(columns.biases, g0 + g, some, s.biases + at);
+    }
+  }
+}
+
+// Adds the products of all rows with a decoded panel to y. The next panel is fetched on the way.
 template <int kVectors>
-void multiply_rows(const int16_t* weights, const float* scales, const float* biases, const Blocks* x,
-                   uint32_t n_rows, uint32_t n_groups, uint32_t group, float* acc) {
-  uint32_t r = 0;
-  for (; r + 4 <= n_rows; r += 4) {
-    multiply_tile<4, kVectors>(weights, scales, biases, x + r, n_groups, group, acc + r * kCodeColumns);
+void multiply_panel(const Panel& p, const Panel& next, const Blocks* x, uint32_t n_rows, CodeScratch& s,
+                    float* y) {
+  const uint32_t group = p.w.format.group, n_groups = p.n / group;
+  Lines lines;
+  next.list(p.w.format, lines);
+  const uint32_t n_steps = (n_rows / 4 + (n_rows % 4 + 1) / 2) * n_groups;
+  const uint32_t at_once = (lines.n + n_steps - 1) / n_steps;
+  for (uint32_t r = 0, at = 0; r < n_rows;) {
+    const uint32_t left = n_rows - r, some = left >= 4 ? 4 : left >= 2 ? 2 : 1;
+    const uint32_t n_lines = at + at_once * n_groups <= lines.n ? at_once : 0;
+    const auto tile = some == 4   ? multiply_tile<4, kVectors>
+                      : some == 2 ? multiply_tile<2, kVectors>
+                                  : multiply_tile<1, kVectors>;
+    tile(s.weights, s.scales, s.biases, x + r, n_groups, group, lines.at + at, n_lines, y + r * kCodeColumns);
+    at += n_lines * n_groups;
+    r += some;
   }
-  for (; r + 2 <= n_rows; r += 2) {
-    multiply_tile<2, kVectors>(weights, scales, biases, x + r, n_groups, group, acc + r * kCodeColumns);
-  }
-  if (r < n_rows)
-    multiply_tile<1, kVectors>(weights, scales, biases, x + r, n_groups, group, acc + r * kCodeColumns);
 }
 
 template <int kBits>
@@ -353,39 +419,44 @@ void multiply(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* c
     return;
   }
   std::memset(s.y, 0, size_t{n_rows} * kCodeColumns * sizeof(float));
-  // Rows that all fit are turned once for all columns; those of a long pass by each panel anew.
-  const bool keeps = size_t{n_rows} * w.n_in <= KeptBlocks::kInputs;
-  Blocks whole[kCodeRows];
-  for (uint32_t r = 0; keeps && r < n_rows; ++r) {
-    whole[r] = kept.of(rows[r], w.n_in, w.format,
-                       {s.q + size_t{r} * w.n_in, s.step + r * n_groups, s.sum + r * n_groups});
-  }
-  for (uint32_t k0 = 0; k0 < w.n_in; k0 += kCodeInputs) {
-    const uint32_t n = w.n_in - k0 < kCodeInputs ? w.n_in - k0 : kCodeInputs, groups = n / group;
+  const auto panel_at = [&](uint32_t c, uint32_t k0) {
+    const uint32_t left = w.n_in - k0;
+    return Panel{c < n_cols ? w.from_row(col0 + c) : ahead, k0, left < kCodeInputs ? left : kCodeInputs};
+  };
+  const auto multiply_at = [&](uint32_t c, uint32_t k0, const Panel& next) {
+    const Panel panel = panel_at(c, k0);
+    decode_panel<kBits>(panel, n_cols - c < kDecodedColumns ? n_cols - c : kDecodedColumns, s);
+    const auto some = n_cols - c > kColumns ? multiply_panel<2> : multiply_panel<1>;
+    some(panel, next, x, n_rows, s, s.y + c);
+  };
+  if (size_t{n_rows} * w.n_in <= KeptBlocks::kInputs) {  // rows are turned once for all columns
+    Blocks whole[kCodeRows];
     for (uint32_t r = 0; r < n_rows; ++r) {
-      if (keeps) {
-        x[r] = {whole[r].q + k0, whole[r].step + k0 / group, whole[r].sum + k0 / group};
-      } else {
-        x[r] = {s.q + size_t{r} * n, s.step + r * groups, s.sum + r * groups};
+      whole[r] = kept.of(rows[r], w.n_in, w.format,
+                         {s.q + size_t{r} * w.n_in, s.step + r * n_groups, s.sum + r * n_groups});
+    }
+    for (uint32_t c = 0; c < n_cols; c += kDecodedColumns) {
+      for (uint32_t k0 = 0; k0 < w.n_in; k0 += kCodeInputs) {
+        for (uint32_t r = 0; r < n_rows; ++r)
+          x[r] = {whole[r].q + k0, whole[r].step + k0 / group, whole[r].sum + k0 / group};
+        const bool goes_on = w.n_in - k0 > kCodeInputs;
+        multiply_at(c, k0, goes_on ? panel_at(c, k0 + kCodeInputs) : panel_at(c + kDecodedColumns, 0));
+      }
+    }
+  } else {
+    for (uint32_t k0 = 0; k0 < w.n_in; k0 += kCodeInputs) {
+      const uint32_t n = panel_at(0, k0).n;
+      for (uint32_t r = 0; r < n_rows; ++r) {
+        x[r] = {s.q + size_t{r} * n, s.step + r * (n / group), s.sum + r * (n / group)};
         quantize(rows[r] + k0, n, w.format, x[r]);
       }
-    }
-    const auto parameters = [&](float* from, uint32_t c) {
-      return from + size_t{c} * kCodeInputs / kMinGroup;
-    };
-    for (uint32_t c = 0; c < n_cols; c += kColumns) {
-      const Columns columns(w, col0 + c, n_cols - c);
-      decode_columns<kBits>(columns, k0, n, s.weights + size_t{c} * kCodeInputs);
-      for (uint32_t g = 0; g < groups; g += 8) {
-        const uint32_t some = groups - g < 8 ? groups - g : 8;
-        gather(columns.scales, k0 / group + g, some, parameters(s.scales, c) + g * kColumns);
-        gather(columns.biases, k0 / group + g, some, parameters(s.biases, c) + g * kColumns);
+      for (uint32_t c = 0; c < n_cols; c += kDecodedColumns) {
+        const bool last = n_cols - c <= kDecodedColumns, goes_on = w.n_in - k0 > kCodeInputs;
+        multiply_at(c, k0,
+                    !last     ? panel_at(c + kDecodedColumns, k0)
+                    : goes_on ? panel_at(0, k0 + kCodeInputs)
+                              : panel_at(n_cols, 0));
       }
-    }
-    for (uint32_t c = 0; c < n_cols; c += 2 * kColumns) {
-      const auto some = n_cols - c > kColumns ? multiply_rows<2> : multiply_rows<1>;
-      some(s.weights + size_t{c} * kCodeInputs, parameters(s.scales, c), parameters(s.biases, c), x, n_rows,
-           groups, group, s.y + c);
     }
   }
   for (uint32_t r = 0; r < n_rows; ++r) {  // lanes back to columns

@@ -22,7 +22,7 @@ constexpr uint32_t kCodeColumns = 64;  // columns of a product at most
 constexpr uint32_t kCodeRows = 64;     // rows of a product at most
 constexpr uint32_t kFewRows =
     4;  // up to here rows are multiplied while codes are unpacked, beyond a panel is decoded first
-constexpr uint32_t kCodeInputs = 512;  // inputs of a decoded panel
+constexpr uint32_t kCodeInputs = 512, kDecodedColumns = 16;  // of a decoded panel, at most
 constexpr uint32_t kMinGroup = 32;
 constexpr uint32_t kMaxCodeInputs = 1 << 16;
 
@@ -37,9 +37,9 @@ struct CodeScratch {
   alignas(64) int16_t q[kFewRows * kMaxCodeInputs > kCodeRows* kCodeInputs ? kFewRows * kMaxCodeInputs
                                                                            : kCodeRows * kCodeInputs];
   alignas(64) float step[kFewRows * kMaxCodeInputs / kMinGroup], sum[kFewRows * kMaxCodeInputs / kMinGroup];
-  alignas(64) int16_t weights[kCodeColumns * kCodeInputs];
-  alignas(64) float scales[kCodeColumns * kCodeInputs / kMinGroup],
-      biases[kCodeColumns * kCodeInputs / kMinGroup];
+  alignas(64) int16_t weights[kDecodedColumns * kCodeInputs];
+  alignas(64) float scales[kDecodedColumns * kCodeInputs / kMinGroup],
+      biases[kDecodedColumns * kCodeInputs / kMinGroup];
   alignas(64) float y[kCodeRows * kCodeColumns];
 };
 
