@@ -19,7 +19,7 @@ namespace flashnext {
 namespace {
 
 using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Chunk = std::tuple<SessionRef, Tokens, bool>;  // session, tokens, last
+using Chunk = std::tuple<SessionRef, Tokens, bool, Tokens>;  // session, tokens, last, scored
 
 }  // namespace
 
@@ -28,6 +28,7 @@ void bind_driver(nb::module_& m) {
                          "What one session got out of a round, or out of its part of a prompt pass.")
       .def_ro("session", &LandedPart::session)
       .def_ro("tokens", &LandedPart::tokens, "Drawn, in the order of the reply.")
+      .def_ro("scores", &LandedPart::scores, "Of the chunk's scored tokens, in their order.")
       .def_ro("ended", &LandedPart::ended, "A stop id, the end or NaN was seen: it has no rounds any more.")
       .def_ro("proposed", &LandedPart::proposed, "Drafts that were verified.")
       .def_ro("accepted", &LandedPart::accepted, "Those of them that were kept.")
@@ -78,14 +79,18 @@ void bind_driver(nb::module_& m) {
           "step",
           [](Driver& d, const std::vector<Chunk>& chunks, const std::vector<SessionRef>& sessions) {
             std::vector<ChunkPart> parts;
-            for (const auto& [session, tokens, last] : chunks) {
-              parts.push_back({session, {tokens.data(), tokens.data() + tokens.size()}, last, {}});
+            const auto ids = [](const Tokens& t) {
+              return std::vector<int32_t>(t.data(), t.data() + t.size());
+            };
+            for (const auto& [session, tokens, last, scored] : chunks) {
+              parts.push_back({session, ids(tokens), last, ids(scored)});
             }
             const nb::gil_scoped_release release;
             return d.step(std::move(parts), sessions);
           },
           "chunks"_a, "sessions"_a,
-          "Stop, then read [(session, tokens, last), ...] and run one round of the sessions.")
+          "Stop, then read [(session, tokens, last, scored), ...] and run one round of the sessions. scored: "
+          "tokens behind the first of them whose log-probabilities are wanted; begin() comes first then.")
       .def("wake", &Driver::wake, nb::call_guard<nb::gil_scoped_release>(),
            "Let take() return soon; from any thread.")
       .def("time_a_price", &Driver::time_a_price, "pool"_a, nb::call_guard<nb::gil_scoped_release>(),

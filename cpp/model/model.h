@@ -59,6 +59,7 @@ class Model : public std::enable_shared_from_this<Model> {
     Row* rows;
     int32_t* logit_rows;  // which rows want logits
     DrawRow* draws;       // of each of them
+    int32_t* scored;      // tokens behind them, for record_scores()
     // Of what the draft head absorbs; tokens are those behind the row's position.
     Counts* head_counts;
     Sequence* head_sequences;
@@ -97,6 +98,8 @@ class Model : public std::enable_shared_from_this<Model> {
   // n_valid are never drawn. With a draft head packs the rows that it absorbs.
   void record_verdict(CommandBuffer& cb, Tables tables, int slot, uint32_t n_windows, uint32_t n_logits,
                       const Wanted& wanted, uint32_t n_valid) const;
+  // Log-probabilities of the scored tokens of the host's tables, each behind its row of logits.
+  void record_scores(CommandBuffer& cb, int slot, uint32_t n_logits, uint32_t n_valid) const;
   // Behind record_verdict(): the draft head absorbs, and drafts up to n_drafts tokens of each window. bounds:
   // of what it absorbs.
   void record_drafts(CommandBuffer& cb, uint32_t n_windows, const PassBounds& bounds, uint32_t n_drafts,

@@ -17,6 +17,7 @@ Model::HostTables Model::host_tables() const {
           host_.rows.host<Row>(),
           host_.logit_rows.host<int32_t>(),
           host_.draws.host<DrawRow>(),
+          drawn_.host<int32_t>(),
           reinterpret_cast<Counts*>(or_null(head.counts)),
           reinterpret_cast<Sequence*>(or_null(head.sequences)),
           reinterpret_cast<Row*>(or_null(head.rows)),
@@ -62,6 +63,20 @@ void Model::record_verdict(CommandBuffer& cb, Tables tables, int slot, uint32_t 
                         {n_windows, head_ ? u(head_->steps.size()) : 0, b.hc_count});
     cb.barrier();
   }
+}
+
+void Model::record_scores(CommandBuffer& cb, int slot, uint32_t n_logits, uint32_t n_valid) const {
+  const Slot& s = slots_[static_cast<size_t>(slot)];
+  const DrawParams p = {u(static_cast<size_t>(config_.vocab_size)), n_valid, kCountLogits};
+  const SamplerScratch scratch =
+      SamplerScratch::in(draw_scratch_, u(static_cast<size_t>(options_.max_round)), n_valid);
+  Batch b = batch(Tables::kHost, {});
+  b.max_logits = n_logits;
+  launch_.draw_max(cb, b, host_.draws, logits_, scratch.maxima, p);
+  cb.barrier();
+  record_logprobs(cb, launch_, b, host_.draws, logits_, scratch, drawn_, s.chosen, s.top_ids, s.top_values,
+                  p);
+  cb.barrier();
 }
 
 Model::Results Model::results(int slot) const {

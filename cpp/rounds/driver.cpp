@@ -11,6 +11,8 @@
 namespace flashnext {
 namespace {
 
+struct Woken {};  // ends the timing of a price
+
 double ms_between(std::chrono::steady_clock::time_point a, std::chrono::steady_clock::time_point b) {
   return std::chrono::duration<double, std::milli>(b - a).count();
 }
@@ -23,7 +25,7 @@ Driver::Driver(std::shared_ptr<Model> model, int n_valid, const DriverOptions& o
     throw InvalidArgument("round rows are " + std::to_string(options.row_limit) + ", expected 1 to " +
                           std::to_string(runner_.max_round()));
   }
-  if (options.prices) widths_left_.assign(Prices::kWidths.rbegin(), Prices::kWidths.rend());
+  if (!options.prices) timings_left_ = 0;
   thread_ = std::thread([this] { serve(); });
 }
 
@@ -83,6 +85,18 @@ std::vector<LandedPart> Driver::stop() {
 
 std::vector<LandedPart> Driver::step(std::vector<ChunkPart> chunks, const std::vector<SessionRef>& sessions) {
   std::vector<LandedPart> out = stop();
+  try {
+    run_step(std::move(chunks), sessions, out);
+  } catch (...) {  // what has landed before is for the next call
+    const std::lock_guard lock(mutex_);
+    push(std::move(out));
+    throw;
+  }
+  return out;
+}
+
+void Driver::run_step(std::vector<ChunkPart> chunks, const std::vector<SessionRef>& sessions,
+                      std::vector<LandedPart>& out) {
   // The thread sleeps: what it uses is this one's now.
   const std::vector<RunningPart> running = parts_of(sessions);
   std::vector<RunningPart> last;
@@ -92,8 +106,12 @@ std::vector<LandedPart> Driver::step(std::vector<ChunkPart> chunks, const std::v
     const auto limits = runner_.limits(*c.session);
     last.push_back({c.session, limits ? limits->most : MostDrafts(), 0});
   }
+  // Their first drafts share a round with those that run.
   std::vector<const RunningPart*> parts;
   for (const RunningPart& p : last) parts.push_back(&p);
+  for (const RunningPart& p : running) {
+    if (parts.size() < kMaxCandidates) parts.push_back(&p);
+  }
   std::vector<MostDrafts> allotted(parts.size());
   allot(parts, allotted);
   size_t i = 0;
@@ -120,7 +138,6 @@ std::vector<LandedPart> Driver::step(std::vector<ChunkPart> chunks, const std::v
       for (LandedPart& part : land()) out.push_back(std::move(part));
     } while (runner_.in_flight());
   }
-  return out;
 }
 
 DriverCounts Driver::counts() const {
@@ -139,7 +156,13 @@ void Driver::serve() {
     changed_.wait(lock, [&] { return quit_ || wanted_; });
     if (quit_) return;
     busy_ = true;
-    run_rounds(lock);
+    try {
+      run_rounds(lock);
+    } catch (...) {  // who should have run is told; what is in flight is waited for by the next pass
+      if (!lock.owns_lock()) lock.lock();
+      wanted_ = false;
+      push(failed(std::exchange(running_, {})));
+    }
     busy_ = false;
     changed_.notify_all();
   }
@@ -157,15 +180,11 @@ void Driver::run_rounds(std::unique_lock<std::mutex>& lock) {
         while (runner_.in_flight() < depth && commit(running, runner_.in_flight() > 0)) {
         }
       } catch (...) {  // nothing could be recorded: who should have run is told
-        std::vector<LandedPart> failed;
-        for (const RunningPart& r : running) {
-          failed.emplace_back().session = r.session;
-          failed.back().error = std::current_exception();
-        }
+        std::vector<LandedPart> told = failed(running);
         lock.lock();
         running_.clear();
         wanted_ = false;
-        push(std::move(failed));
+        push(std::move(told));
         continue;
       }
       lock.lock();
@@ -181,6 +200,16 @@ void Driver::run_rounds(std::unique_lock<std::mutex>& lock) {
     if (running_.empty()) wanted_ = false;
     push(std::move(parts));
   }
+}
+
+// With the exception that is being handled.
+std::vector<LandedPart> Driver::failed(const std::vector<RunningPart>& running) const {
+  std::vector<LandedPart> parts;
+  for (const RunningPart& r : running) {
+    parts.emplace_back().session = r.session;
+    parts.back().error = std::current_exception();
+  }
+  return parts;
 }
 
 // Drops what is known of sequences that do not run, when it becomes much: some have ended unseen.
@@ -276,18 +305,30 @@ int Driver::commit(const std::vector<RunningPart>& running, bool behind_another)
 }
 
 bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
-  constexpr double kLongest = 200;  // ms of a round beyond which wider ones are not timed
-  if (widths_left_.empty()) return false;
+  constexpr double kLongest = 200;                  // ms of a round beyond which wider ones are not timed
+  constexpr auto kPause = std::chrono::seconds(5);  // from one timing of all prices to the next
+  const bool first = timed_at_ == Clock::time_point();
+  if (widths_left_.empty()) {
+    if (!timings_left_ || (!first && Clock::now() < timed_at_ + kPause)) return false;
+    widths_left_.assign(Prices::kWidths.rbegin(), Prices::kWidths.rend());
+    --timings_left_;
+  }
   for (LandedPart& part : stop()) {  // nothing should be in flight; if it was, it is kept for take()
     const std::lock_guard lock(mutex_);
     landed_.push_back(std::move(part));
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    woken_ = false;
   }
   const int width = widths_left_.back();
   widths_left_.pop_back();
   if (width > options_.row_limit) {
     widths_left_.clear();
+    timed_at_ = Clock::now();
     return false;
   }
+  const auto found = [&](double timed, double known) { return first ? timed : std::min(timed, known); };
   try {
     // Windows of tokens that are known, so that every row is one that is verified; of different ids, so that
     // they meet as many experts as the rows of different texts do.
@@ -314,6 +355,7 @@ bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
     // The best of a few: what else a machine does only adds.
     const auto best_of_rounds = [&](double best) {
       for (int i = 0; i < 3; ++i) {
+        if (const std::lock_guard lock(mutex_); woken_) throw Woken();
         const Clock::time_point began = Clock::now();
         runner_.commit_round(parts);
         land_untimed();
@@ -338,19 +380,24 @@ bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
       }
       // A step is a layer and the vocabulary: never as much as a forward, whatever a busy machine shows.
       const std::lock_guard lock(mutex_);
-      prices_.set_measured_draft_step(1, std::clamp((with - without) / kSteps, ms / 100, ms / 2));
+      const double step = std::clamp((with - without) / kSteps, ms / 100, ms / 2);
+      prices_.set_measured_draft_step(1, found(step, prices_.draft_step_ms(1)));
     }
     {
       const std::lock_guard lock(mutex_);
-      prices_.set_measured(width, ms);
+      prices_.set_measured(width, found(ms, prices_.forward_ms(width)));
     }
     if (ms > kLongest) widths_left_.clear();
     for (const SessionRef& session : sessions) session->close();
+  } catch (const Woken&) {  // somebody has come: another time
+    widths_left_.push_back(width);
   } catch (const Error&) {  // no room for it: the default prices stay
     while (runner_.in_flight()) runner_.land();
     committed_at_.clear();
     widths_left_.clear();
+    timings_left_ = 0;
   }
+  if (widths_left_.empty()) timed_at_ = Clock::now();
   return !widths_left_.empty();
 }
 
@@ -360,7 +407,7 @@ std::vector<LandedPart> Driver::land() {
   std::vector<LandedPart> parts = runner_.land();
   const Clock::time_point now = Clock::now();
   double ms = 0;
-  if (any) {
+  if (any && !committed_at_.empty()) {
     ms = ms_between(std::max(landed_at_, committed_at_.front()), now);
     committed_at_.pop_front();
     landed_at_ = now;

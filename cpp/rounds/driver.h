@@ -67,8 +67,9 @@ class Driver {
   // take() returns soon.
   void wake();
 
-  // With nothing to do: times one price on scratch sessions of the pool. Returns whether there is more to
-  // time.
+  // With nothing to do: times one price on scratch sessions of the pool, unless wake() is called meanwhile.
+  // All are timed at once and a few times later, since something else may have had the machine: what is found
+  // then only lowers them. Returns whether there is more to time now.
   bool time_a_price(const std::shared_ptr<PagePool>& pool);
   DriverCounts counts() const;
   Prices prices() const;
@@ -88,6 +89,9 @@ class Driver {
 
   std::vector<RunningPart> parts_of(const std::vector<SessionRef>& sessions) const;
   void serve();
+  std::vector<LandedPart> failed(const std::vector<RunningPart>& running) const;
+  void run_step(std::vector<ChunkPart> chunks, const std::vector<SessionRef>& sessions,
+                std::vector<LandedPart>& out);
   void run_rounds(std::unique_lock<std::mutex>& lock);
   int commit(const std::vector<RunningPart>& running, bool behind_another);
   void allot(std::span<const RunningPart* const> running, std::span<MostDrafts> out);
@@ -102,6 +106,8 @@ class Driver {
   Acceptance all_ = Acceptance::of_all();
   std::map<const Session*, Drafting> drafting_;
   std::vector<int> widths_left_;                // to time
+  int timings_left_ = 4;                        // times that they are all timed
+  Clock::time_point timed_at_;                  // when that was done last
   size_t turn_ = 0;                             // where a round begins that cannot hold all sequences
   bool was_lone_ = false, was_shared_ = false;  // the last round that was either
   Clock::time_point landed_at_;

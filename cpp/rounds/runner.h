@@ -64,6 +64,9 @@ struct ChunkPart {
   SessionRef session;
   std::vector<int32_t> tokens;
   bool last = false;
+  // Tokens behind the first rows whose log-probabilities are wanted; begin() has been called then. They are
+  // waited for.
+  std::vector<int32_t> scored = {};
   MostDrafts drafts = {};
 };
 
@@ -78,6 +81,7 @@ struct RoundPart {
 struct LandedPart {
   SessionRef session;
   std::vector<Drawn> tokens;
+  std::vector<Drawn> scores;           // of the chunk's scored tokens
   bool is_round = false;               // else a prompt chunk
   bool ended = false;                  // a stop id, the end or NaN: it has no rounds any more
   int n_rows = 0;                      // of a round: the pending token, and drafts or known tokens behind it
@@ -151,6 +155,7 @@ class Runner {
       int n_rows;
       int window;       // index of its window; -1: a chunk that is not the last
       int head_length;  // after a chunk; -1: left alone
+      std::vector<Drawn> scores = {};
     };
     std::vector<Entry> entries;
     bool is_round = false, hashes = false;
@@ -178,6 +183,10 @@ class Runner {
   void run(std::span<const Part> parts, std::vector<float>* all);
   void leave_out(const SessionRef& session);
   void commit(CommandBuffer& cb, Pass pass);
+  std::unique_ptr<CommandBuffer> score(std::unique_ptr<CommandBuffer> cb,
+                                       std::span<const ChunkPart* const> chunks,
+                                       std::span<const int32_t> first_rows, Pass& pass);
+  static Logprobs logprobs(const Model::Results& results, size_t row);
   std::vector<Drawn> drawn(const Model::Results& results, int window, const Reply& reply, bool hashes) const;
 
   std::shared_ptr<Model> model_;

@@ -38,6 +38,7 @@ class FakeLanded:
 
     session: FakeSession
     tokens: list[FakeDrawn] = field(default_factory=list)
+    scores: list[FakeDrawn] = field(default_factory=list)
     ended: bool = False
     proposed: int = 0
     accepted: int = 0

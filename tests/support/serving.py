@@ -137,7 +137,7 @@ class WatchedCore:
         return self.endless or bool(self.script)
 
     def _replaced(self, landed: Any) -> Any:
-        fields = ("session", "ended", "proposed", "accepted", "error", "short")
+        fields = ("session", "scores", "ended", "proposed", "accepted", "error", "short")
         if self.script:
             at = self._spoken.get(landed.session, 0)
             self._spoken[landed.session] = at + len(landed.tokens)

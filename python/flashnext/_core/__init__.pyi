@@ -213,6 +213,10 @@ class Landed:
         """Drawn, in the order of the reply."""
 
     @property
+    def scores(self) -> list[Drawn]:
+        """Of the chunk's scored tokens, in their order."""
+
+    @property
     def ended(self) -> bool:
         """A stop id, the end or NaN was seen: it has no rounds any more."""
 
@@ -265,9 +269,9 @@ class Driver:
     def stop(self) -> list[Landed]:
         """Commit no more rounds, and wait for those in flight."""
 
-    def step(self, chunks: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool]], sessions: Sequence[Session]) -> list[Landed]:
+    def step(self, chunks: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]]], sessions: Sequence[Session]) -> list[Landed]:
         """
-        Stop, then read [(session, tokens, last), ...] and run one round of the sessions.
+        Stop, then read [(session, tokens, last, scored), ...] and run one round of the sessions. scored: tokens behind the first of them whose log-probabilities are wanted; begin() comes first then.
         """
 
     def wake(self) -> None:

@@ -47,6 +47,7 @@ class Landed(Protocol):
 
     Attributes:
         tokens: Drawn, in the order of the reply.
+        scores: Of the chunk's scored tokens, in their order.
         ended: The device saw a stop id, the end of the reply or NaN: no more rounds for this session.
         proposed: Drafts that were verified.
         accepted: Those of them that were kept.
@@ -59,6 +60,8 @@ class Landed(Protocol):
     def session(self) -> Session: ...  # noqa: D102
     @property
     def tokens(self) -> Sequence[Drawn]: ...  # noqa: D102
+    @property
+    def scores(self) -> Sequence[Drawn]: ...  # noqa: D102
     @property
     def ended(self) -> bool: ...  # noqa: D102
     @property
@@ -78,11 +81,14 @@ class ChunkPart:
     Attributes:
         tokens: (n,) int32, n > 0.
         last: Whether the prompt ends with them, so that a token is drawn behind them.
+        scored: (m,) int32, m <= n: the tokens behind the first of them, where their log-probabilities are
+            wanted; `Core.begin` has been called then.
     """
 
     session: Session
     tokens: Tokens = field(repr=False)
     last: bool
+    scored: Tokens = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
 
 
 @dataclass(frozen=True)
@@ -164,7 +170,7 @@ class Core(Protocol):
         """
 
     def begin(self, session: Session, options: ReplyOptions) -> None:
-        """Say how the reply is drawn, before the chunk that reads the last token of the prompt."""
+        """Say how the reply is drawn, before a chunk that reads the last token of the prompt or is scored."""
 
     def step(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> Sequence[Landed]:
         """Read a chunk and run a round, and wait for both; one of the two may be empty.

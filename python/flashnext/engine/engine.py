@@ -347,6 +347,7 @@ class Engine:
             | frozenset(sampling.stop_token_ids),
             sampling=drawn,
             logprobs=sampling.logprobs is not None,
+            scores=sampling.prompt_logprobs,
             n_drafts=self._n_drafts if sampling.draft else 0,
             text=ReplyText(
                 self.tokenizer,

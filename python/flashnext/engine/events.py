@@ -101,6 +101,8 @@ class Event:
         reasoning: For a chat, what the step adds to the thoughts.
         tool_calls: For a chat with tools, the calls that the step completes.
         logprobs: One for each of token_ids, where the request asks for them.
+        prompt_logprobs: On the first event, one for each token of the prompt but its first, where the request
+            asks for them.
         finish_reason: On the last event: "stop" (a stop token or string), "length" (max_tokens or the
             context) or "cancelled".
         usage: On the last event.
@@ -119,6 +121,7 @@ class Event:
     token_sha: str | None = None
     drafts: Drafts | None = field(default=None, compare=False)
     timings: Timings | None = field(default=None, compare=False)
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,7 @@ class Reply:
     seed: int
     drafts: Drafts = field(default_factory=Drafts, compare=False)
     timings: Timings = field(default_factory=Timings, compare=False)
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
 
 @dataclass
@@ -169,6 +173,7 @@ class ReplyBuilder:
             seed=seed,
             drafts=last.drafts or Drafts(),
             timings=last.timings or Timings(),
+            prompt_logprobs=self.events[0].prompt_logprobs,
         )
 
 

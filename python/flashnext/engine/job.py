@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -47,6 +47,7 @@ class Job:
         prompt: (n,) int32, what the model reads.
         max_tokens: Most tokens of the reply; prompt and reply fit the context.
         stop_ids: Ids that end the reply.
+        scores: Whether the first event tells the log-probabilities of the prompt's own tokens.
         n_drafts: Most drafts of a round.
         deliver: Takes the events, and at the end the last event or an exception. Called by the engine's
             thread, or by the one that closes the engine; must not block.
@@ -76,6 +77,7 @@ class Job:
     n_drafts: int
     text: ReplyText
     deliver: Deliver
+    scores: bool = False
     background: bool = False
     cancelled: bool = False
     arrival: int = 0
@@ -91,6 +93,7 @@ class Job:
     protected: bool = False
     times: _Times = field(default_factory=_Times)
     token_ids: list[int] = field(default_factory=list)
+    scored: list[TokenLogprob] = field(default_factory=list)
     n_cached: int = 0
     n_proposed: int = 0
     n_accepted: int = 0
@@ -134,6 +137,15 @@ class Job:
             known=tuple(self.token_ids),
         )
 
+    @property
+    def is_scoring(self) -> bool:
+        """Whether the log-probabilities of the prompt's tokens have still to be told."""
+        return self.scores and not self.token_ids
+
+    def scored_of(self, n: int) -> Tokens:
+        """Of the next n tokens that are read, those behind them whose log-probabilities are wanted."""
+        return self.prompt[self.n_read + 1 : self.n_read + 1 + n] if self.is_scoring else self.prompt[:0]
+
     def rewind(self, prompt_equals_window: bool) -> None:
         """Go back to the beginning, to read everything again and go on where the reply is.
 
@@ -142,6 +154,7 @@ class Job:
         """
         self.resumed = self.protected = True
         self.session, self.n_read, self.short, self.prefix = None, 0, False, None
+        self.scored.clear()
         self.n_drawn = max(0, len(self.token_ids) - 1) if prompt_equals_window else 0
         reply = np.array(self.token_ids[: self.n_drawn], np.int32)
         self.feed = np.concatenate([self.prompt, reply])
@@ -181,9 +194,14 @@ class Job:
                 )
             return None
         self.protected = False
+        scored = tuple(self.scored) if self.is_scoring else None
         self.token_ids.append(token)
         self.times.token(now_s)
         logprobs = (TokenLogprob(token, drawn.logprob, tuple(drawn.top)),) if self.logprobs else None
+        event = self._event(token, logprobs)
+        return event if scored is None else replace(event, prompt_logprobs=scored)
+
+    def _event(self, token: int, logprobs: tuple[TokenLogprob, ...] | None) -> Event:
         if token in self.stop_ids:
             return self._last("stop", (token,), self.text.finish(cut=False), logprobs)
         pieces = self.text.push(token)

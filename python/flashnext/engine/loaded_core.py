@@ -74,7 +74,12 @@ class LoadedCore:
     def step(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> Sequence[Landed]:
         """Read a chunk, and run a round."""
         parts = [
-            (cast(_core.Session, part.session), np.ascontiguousarray(part.tokens, np.int32), part.last)
+            (
+                cast(_core.Session, part.session),
+                np.ascontiguousarray(part.tokens, np.int32),
+                part.last,
+                np.ascontiguousarray(part.scored, np.int32),
+            )
             for part in chunk
         ]
         return self.driver.step(parts, cast(Sequence[_core.Session], round))

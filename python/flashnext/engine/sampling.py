@@ -51,6 +51,8 @@ class Sampling:
         ignore_eos: Go on after the checkpoint's end tokens, to max_tokens or the context.
         parallel_calls: Let a chat's reply make several calls; without, it ends after the first.
         priority: "normal", or "background" for a request that yields to those.
+        prompt_logprobs: Report the log-probabilities of the prompt's own tokens too; `logprobs` says of how
+            many of the likeliest.
     """
 
     temperature: float | None = None
@@ -71,6 +73,7 @@ class Sampling:
     ignore_eos: bool = False
     parallel_calls: bool = True
     priority: str = "normal"
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         """Check every range.
@@ -90,6 +93,8 @@ class Sampling:
         _check_integer("thinking_budget", self.thinking_budget, 0, 2**63)
         _check_integer("max_tokens", self.max_tokens, 1, 2**63)
         _check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
+        if self.prompt_logprobs and self.logprobs is None:
+            raise InvalidField("prompt_logprobs", "they come with logprobs; set logprobs too, to 0 at least")
         if self.priority not in PRIORITIES:
             raise InvalidField(
                 "priority", f'expected "normal" or "background", found {self.priority!r}'[:200]

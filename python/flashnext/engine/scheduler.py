@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 
 from flashnext.engine.core import ChunkPart, Core, Landed, Session
 from flashnext.engine.defaults import GAP_MS
-from flashnext.engine.events import Counts
+from flashnext.engine.events import Counts, TokenLogprob
 from flashnext.engine.job import Job
 from flashnext.engine.policy import Costs, Limits, Running, Step, Waiting, next_step
 from flashnext.engine.prefixes import Prefix, find_prefix
@@ -181,7 +181,7 @@ class Scheduler:
         """
         if job.looked != self._n_changes:
             job.looked = self._n_changes
-            least = self._core.least_shared
+            least = 0 if job.is_scoring else self._core.least_shared  # it has to read all of its prompt
             readers = [r for r in self._running if r.rank < job.rank and r.unread] if least else []
             job.seen = find_prefix(job.feed, readers, least)
         return job.seen
@@ -254,10 +254,11 @@ class Scheduler:
             with self._contained(job):
                 session = job.session or self._give_session(job, self._core.open())
                 last = n == job.unread
-                if last:
+                if last or job.is_scoring:
                     self._core.begin(session, job.options())
                 parts[session] = (job, n)
-                passed.append(ChunkPart(session, job.feed[job.n_read : job.n_read + n], last))
+                tokens = job.feed[job.n_read : job.n_read + n]
+                passed.append(ChunkPart(session, tokens, last, job.scored_of(n)))
         sessions = [job.session for job in round if job.session]
         self._stale = True
         if not passed and not sessions:
@@ -342,6 +343,7 @@ class Scheduler:
             if one.error is not None:
                 self._fail(job, one.error)
                 continue
+            job.scored += [TokenLogprob(s.token, s.logprob, tuple(s.top)) for s in one.scores]
             job.n_proposed += one.proposed
             job.n_accepted += one.accepted
             with self._contained(job):
