@@ -101,6 +101,9 @@ class Event:
         reasoning: For a chat, what the step adds to the thoughts.
         tool_calls: For a chat with tools, the calls that the step completes.
         logprobs: One for each of token_ids, where the request asks for them.
+        text_logprobs: For a chat, those of the tokens that begin in `text`. A token that makes no text is
+            in neither of the two.
+        reasoning_logprobs: For a chat, those of the tokens that begin in `reasoning`.
         finish_reason: On the last event: "stop" (a stop token or string), "length" (max_tokens or the
             context) or "cancelled".
         usage: On the last event.
@@ -116,6 +119,8 @@ class Event:
     usage: Usage | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    text_logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning_logprobs: tuple[TokenLogprob, ...] = ()
     token_sha: str | None = None
     drafts: Drafts | None = field(default=None, compare=False)
     timings: Timings | None = field(default=None, compare=False)
@@ -137,6 +142,8 @@ class Reply:
     usage: Usage
     token_sha: str
     seed: int
+    text_logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning_logprobs: tuple[TokenLogprob, ...] = ()
     drafts: Drafts = field(default_factory=Drafts, compare=False)
     timings: Timings = field(default_factory=Timings, compare=False)
 
@@ -163,6 +170,8 @@ class ReplyBuilder:
             tool_calls=tuple(call for e in self.events for call in e.tool_calls),
             token_ids=tuple(i for e in self.events for i in e.token_ids),
             logprobs=tuple(logprobs) if asked else None,
+            text_logprobs=tuple(p for e in self.events for p in e.text_logprobs),
+            reasoning_logprobs=tuple(p for e in self.events for p in e.reasoning_logprobs),
             finish_reason=last.finish_reason,
             usage=last.usage,
             token_sha=last.token_sha,

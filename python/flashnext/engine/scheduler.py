@@ -78,7 +78,10 @@ class Scheduler:
         """Put a job at the end of the queue of its kind."""
         self._n_arrived += 1
         job.arrival = self._n_arrived
-        insort(self._waiting, job, key=_rank)
+        if job.text.out_of_thoughts:  # it may have none
+            self._close_thoughts(job)
+        else:
+            insort(self._waiting, job, key=_rank)
         self._stale = True
         if job.cancelled:
             self._cancelled.append(job)
@@ -207,6 +210,15 @@ class Scheduler:
         insort(self._waiting, job, key=_rank)
         self._n_preempted += 1
 
+    def _close_thoughts(self, job: Job) -> None:
+        """End the thoughts of a reply that has had as many as it may; it goes on at its place."""
+        self._drop(job)
+        with self._contained(job):
+            for event in job.close_thoughts():
+                job.send(event)
+        if not job.ended:
+            insort(self._waiting, job, key=_rank)
+
     def _admit(self, ids: Sequence[int]) -> None:
         admitted = [job for job in self._waiting if job.id in ids]
         passed = Counter[bool]()
@@ -239,7 +251,7 @@ class Scheduler:
             job.n_read = prefix.n
             self._n_forked += 1
             if not job.resumed:
-                job.n_cached = prefix.n
+                job.n_cached = min(prefix.n, len(job.prompt))
 
     def _give_session(self, job: Job, session: Session) -> Session:
         job.session = session
@@ -363,8 +375,12 @@ class Scheduler:
             job.send(event)
             if event.finish_reason is not None:
                 return
+            if job.text.out_of_thoughts:
+                self._close_thoughts(job)  # whatever was drawn beyond does not count
             if job.cancelled:
                 self._cancelled.append(job)
+            if job.session is None:
+                return
         if landed.ended:
             raise DeviceError(
                 f"the device ended a reply after {len(job.token_ids)} tokens that has no end there"
