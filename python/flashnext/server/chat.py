@@ -25,7 +25,7 @@ async def chat(service: Service, http: Request) -> Response:
     service.require_model(asked.model)
     engine = service.engine
     defaults = service.settings.defaults
-    sampling, options = asked.sampling(defaults), asked.options(defaults)
+    sampling, options = asked.sampling(defaults, engine.context), asked.options(defaults)
     tools = asked.template_tools
 
     async def first(seed: int | None) -> AsyncRequest:
