@@ -11,6 +11,7 @@ import pytest
 from flashnext.engine.engine import BUNDLED, Engine
 from flashnext.engine.events import token_sha
 from flashnext.engine.load import Loaded, load_model
+from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.reply import Chat, closing_ids
 from flashnext.engine.sampling import Sampling
 from flashnext.engine.scheduler import Scheduler
@@ -251,3 +252,35 @@ def test_a_close_in_the_middle_ends_limited_replies_too() -> None:
             request.result()
     closing.join(30)
     assert engine.loaded.pool.free == engine.loaded.pool.total
+
+
+@pytest.mark.parametrize("order", ["as windows", "reversed"])
+def test_a_limited_reply_is_resumed_on_devices_of_either_arithmetic(order: str) -> None:
+    model = load_model(BUNDLED, dtype="float32", draft_head=False, context=256, prompt_order=order)
+    core = LoadedCore(model, TOKENIZER.n_tokens)
+    assert core.prompt_equals_window == (order == "as windows")
+    prompt = TOKENIZER.encode("The wolf went to the river and")
+
+    def reply(preempted_at: int | None, budget: int) -> list[int]:
+        scheduler = Scheduler(core, 2)
+        chat = Chat(in_thinking=True)
+        client = add(scheduler, prompt, chat=chat, most_thoughts=budget, max_tokens=24)
+        client.job.stop_ids = frozenset()
+        while not scheduler.idle:
+            scheduler.step()
+            job = client.job
+            if preempted_at and job.session and not job.unread and len(job.token_ids) >= preempted_at:
+                preempted_at = None
+                scheduler._stop()
+                if not job.ended:  # by what landed
+                    scheduler._preempt(job)
+        assert preempted_at is None
+        return client.token_ids()
+
+    for budget in (0, 5):
+        plain = reply(None, budget)
+        closing = closing_ids(TOKENIZER)
+        assert plain[budget : budget + len(closing)] == closing
+        for at in range(budget + len(closing) + 1, 20, 3):
+            assert reply(at, budget) == plain
+    assert model.pool.free == model.pool.total
