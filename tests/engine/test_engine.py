@@ -218,7 +218,7 @@ def test_the_window_is_filled_to_its_last_token_and_not_beyond() -> None:
                 [100] * n, sampling=Sampling(temperature=1, seed=1, logit_bias={2549: -100, 2547: -100})
             ).result()
             assert (len(reply.token_ids), reply.finish_reason) == (drawn, "length")
-        with pytest.raises(InvalidField, match=r"has 128 tokens, .* must fit the context of 128") as caught:
+        with pytest.raises(InvalidField, match=r"has 128 tokens, .* context length is 128 tokens") as caught:
             engine.generate([100] * 128)
         assert caught.value.field == "prompt"
         with pytest.raises(InvalidField, match="max_tokens: expected 1 to 128, the context, found 129"):

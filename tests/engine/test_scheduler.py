@@ -328,9 +328,16 @@ def test_an_idle_core_is_asked_until_it_has_no_use_for_more(start: Start) -> Non
 
 def test_counts_tell_what_waits_and_runs(start: Start) -> None:
     core, thread = start(max_running=2)
-    gate = threading.Event()
-    core.before = lambda what, detail: gate.wait(20)
+    submitted, gate = threading.Event(), threading.Event()
+
+    def wait(what: str, detail: Any) -> None:
+        submitted.wait(20)  # the first may be admitted alone
+        if thread.counts.running == 2:
+            gate.wait(20)
+
+    core.before = wait
     clients = [submit(thread, [n]) for n in range(1, 6)]
+    submitted.set()
     most = time.monotonic() + 20
     while (thread.counts.waiting, thread.counts.running) != (3, 2):
         assert time.monotonic() < most, thread.counts

@@ -10,6 +10,7 @@ import socket
 import struct
 import threading
 import time
+import unicodedata
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -154,6 +155,44 @@ def test_a_soak_leaves_nothing_behind_and_changes_no_neighbour(server: ServerThr
     print(
         f"{N_REQUESTS} requests, {len(found)} whole; {before:.1f} MiB after {n_warm}, {after:.1f} at the end"
     )
+
+
+ENGLISH = (
+    *(f"What is {a} + {b}?" for a, b in ((3, 4), (17, 25), (8, 9), (40, 2))),
+    *(f"Count from {a} to {b}." for a, b in ((3, 9), (1, 12), (5, 8))),
+    *(f"Spell {word}." for word in ("cat", "river", "house", "window")),
+    *("Hello!", "Name the days of the week.", "Tell me a story about a wolf."),
+)
+
+
+def foreign(text: str) -> set[str]:
+    """Letters of other scripts than that of English."""
+    return {c for c in text if c.isalpha() and not unicodedata.name(c, "").startswith("LATIN")}
+
+
+def test_english_questions_of_many_streams_get_no_letters_of_other_scripts(server: ServerThread) -> None:
+    assert foreign("na\u00efve: 3 + 4 = 7 \U0001f600") == set()
+    assert len(foreign("A \u0e44\u0e17\u0e22 \u0416 \u4e2d")) == 5
+
+    def stream(i: int) -> str:
+        question, thinks = ENGLISH[i % len(ENGLISH)], i % 2 == 0
+        body = {
+            **{"model": "tiny", "stream": True, "seed": i, "temperature": 0.6, "max_tokens": 60},
+            "messages": [{"role": "user", "content": question}],
+            "chat_template_kwargs": {"enable_thinking": thinks},
+        }
+        said = ""
+        with httpx.stream("POST", url(server), json=body, timeout=120) as response:
+            for line in response.iter_lines():
+                if line.startswith("data: {"):
+                    delta = json.loads(line.removeprefix("data: "))["choices"][0]["delta"]
+                    said += (delta.get("content") or "") + (delta.get("reasoning_content") or "")
+        return said
+
+    with concurrent.futures.ThreadPoolExecutor(16) as pool:
+        replies = list(pool.map(stream, range(N_REQUESTS)))
+    assert all(replies)
+    assert [(i, foreign(reply)) for i, reply in enumerate(replies) if foreign(reply)] == []
 
 
 def test_who_is_left_by_a_peer_after_three_tokens_says_the_same(server: ServerThread) -> None:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import openai
 import pytest
 from flashnext import _core
+from flashnext.engine.events import Usage
 from flashnext.engine.sampling import choice_seed
+from flashnext.server.usage import usage_of
 from flashnext.text.tokenizer import Tokenizer
+from openai.types.shared import ReasoningEffort
 from support.serving import server_process
 
 TINY = Path(__file__).parents[1] / "tiny"
@@ -72,6 +75,20 @@ def test_a_stream_of_choices_adds_up_to_the_whole(client: openai.OpenAI) -> None
         reasoning = "".join(getattr(c.delta, "reasoning", None) or "" for c in mine)
         assert reasoning == (getattr(choice.message, "reasoning", None) or "")
         assert mine[-1].flashnext["token_sha"] == choice.flashnext["token_sha"]
+
+
+def test_what_one_choice_read_and_the_others_found_is_not_cached(client: openai.OpenAI) -> None:
+    assert usage_of([Usage(100, 5, 0, 0), Usage(100, 5, 0, 99)])["prompt_tokens_details"] == {
+        "cached_tokens": 0
+    }
+    assert usage_of([Usage(100, 5, 0, 64), Usage(100, 5, 0, 99)])["prompt_tokens_details"] == {
+        "cached_tokens": 64
+    }
+    long = [{"role": "user", "content": "Count the wolves, " * 60}]
+    reply = ask(client, long, n=3, max_tokens=2)
+    assert reply.usage.prompt_tokens_details.cached_tokens == 0
+    *_, last = ask(client, long, n=3, max_tokens=2, stream=True, stream_options={"include_usage": True})
+    assert last.usage.prompt_tokens_details.cached_tokens == 0
 
 
 # --- logprobs
@@ -183,6 +200,7 @@ def test_a_stop_token_ends_a_reply(client: openai.OpenAI) -> None:
 def test_usage_comes_with_every_chunk_that_asks(client: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     *chunks, last = streamed(client, stream_options=options)
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {18}
     counts = [chunk.usage.completion_tokens for chunk in chunks]
     assert counts == sorted(counts)
     assert counts[0] == 0 and counts[-1] == last.usage.completion_tokens == 28
@@ -207,7 +225,7 @@ def test_reasoning_effort_none_does_not_think(client: openai.OpenAI) -> None:
     assert reply.usage.completion_tokens_details.reasoning_tokens == 0
 
 
-@pytest.mark.parametrize("effort", ["minimal", "low", "medium", "high", "xhigh"])
+@pytest.mark.parametrize("effort", [e for e in get_args(get_args(ReasoningEffort)[0]) if e != "none"])
 def test_every_effort_of_openai_is_served(effort: Any, client: openai.OpenAI) -> None:
     assert ask(client, reasoning_effort=effort).choices[0].message.content == "3 + 4 = 7"
 

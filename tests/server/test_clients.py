@@ -75,6 +75,13 @@ def test_litellm_calls_a_tool_and_raises_its_own_errors(litellm: Any, server: Se
         litellm.completion(messages=SUM, top_p=2, num_retries=0, **more)
 
 
+def test_litellm_knows_a_prompt_that_is_too_long(litellm: Any, server: ServerProcess) -> None:
+    long = [{"role": "user", "content": " a" * 9000}]
+    more = {"model": f"openai/{MODEL}", "api_base": server.url, "api_key": "none", "num_retries": 0}
+    with pytest.raises(litellm.exceptions.ContextWindowExceededError, match="8192"):
+        litellm.completion(messages=long, **more)
+
+
 # --- langchain-openai
 
 
@@ -102,6 +109,12 @@ def test_langchain_invokes_streams_and_counts(chat_openai: Any) -> None:
     assert whole.content == "3 + 4 = 7"
     assert whole.usage_metadata["output_tokens"] == 28
     assert whole.response_metadata["finish_reason"] == "stop"
+
+
+def test_langchain_knows_a_prompt_that_is_too_long(chat_openai: Any) -> None:
+    exceptions: Any = pytest.importorskip("langchain_core.exceptions", reason=NEEDS)
+    with pytest.raises(exceptions.ContextOverflowError, match="8192"):
+        chat_openai().invoke(" a" * 9000)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -72,21 +72,42 @@ def test_several_replies_to_several_prompts_have_the_seeds_of_each_request(clien
     assert reply.usage.prompt_tokens == sum(ids)
 
 
-@pytest.mark.parametrize("more", [{}, {"echo": True}, {"logprobs": 2}, {"echo": True, "logprobs": 2}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"echo": True},
+        {"logprobs": 2},
+        {"echo": True, "logprobs": 2},
+        {"echo": True, "max_tokens": 0},
+        {"echo": True, "max_tokens": 0, "logprobs": 2},
+        {"echo": True, "max_tokens": 0, "n": 2},
+    ],
+)
 def test_a_stream_adds_up_to_the_whole(more: Any, client: openai.OpenAI) -> None:
     whole = complete(client, [TEXT, "Count from"], **more)
     *chunks, last = complete(
         client, [TEXT, "Count from"], stream=True, stream_options={"include_usage": True}, **more
     )
     assert last.choices == [] and last.usage == whole.usage
+    assert last.usage.prompt_tokens == len(TOKENIZER.encode(TEXT)) + len(TOKENIZER.encode("Count from"))
     for choice in whole.choices:
         mine = [c for chunk in chunks for c in chunk.choices if c.index == choice.index]
         assert "".join(c.text for c in mine) == choice.text
         assert [c.finish_reason for c in mine if c.finish_reason] == [choice.finish_reason]
+        assert mine[-1].flashnext["token_sha"] == choice.flashnext["token_sha"]
         if "logprobs" in more:
             told = [c.logprobs for c in mine if c.logprobs]
             for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
                 assert [v for part in told for v in getattr(part, key)] == getattr(choice.logprobs, key)
+
+
+@pytest.mark.parametrize("more", [{}, {"echo": True}, {"echo": True, "max_tokens": 0}])
+def test_every_chunk_that_tells_usage_counts_the_prompts(more: Any, client: openai.OpenAI) -> None:
+    options: Any = {"continuous_usage_stats": True}
+    chunks = list(complete(client, [TEXT, "Count from"], stream=True, stream_options=options, **more))
+    n = len(TOKENIZER.encode(TEXT)) + len(TOKENIZER.encode("Count from"))
+    assert {chunk.usage.prompt_tokens for chunk in chunks} == {n}
 
 
 def test_echo_without_a_reply_tells_the_prompt_alone(client: openai.OpenAI) -> None:
@@ -153,7 +174,13 @@ def test_parts_of_a_character_do_not_overwrite_each_other(client: openai.OpenAI)
         ({"prompt": None}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": [[]]}, "prompt[0]"),
+        ({"prompt": [""]}, "prompt[0]"),
+        ({"prompt": ["a", ""]}, "prompt[1]"),
+        ({"prompt": [[5], [5, 999999]]}, "prompt[1][1]"),
+        ({"prompt": ["a", " a" * 9000]}, "prompt[1]"),
+        ({"prompt": ["a", [5, -1]], "max_tokens": 0, "echo": True}, "prompt[1][1]"),
+        ({"prompt": [" a" * 9000], "max_tokens": 0, "echo": True}, "prompt[0]"),
         ({"prompt": 5}, "prompt"),
         ({"prompt": [1.5]}, "prompt[0]"),
         ({"prompt": [True]}, "prompt[0]"),

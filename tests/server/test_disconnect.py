@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import httpx
@@ -218,20 +219,43 @@ def test_many_streams_that_are_dropped_leave_no_task_no_page_and_no_file() -> No
         server.close()
 
 
-def test_connections_reset_at_random_moments_leave_nothing_behind() -> None:
+def reset(client: socket.socket) -> None:
+    """Leave with a reset and not a goodbye: whatever was on its way is lost."""
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def test_connections_reset_before_while_and_after_prompts_are_read_leave_nothing_behind() -> None:
     seed = random.randrange(2**32)
     draw = random.Random(seed)
     server = ServerThread(parallel=8)
     try:
-        for _ in range(80):
-            long = " a" * draw.choice([1, 1, 3000])
+        for i in range(200):
+            long = " a" * 1000 if i % 3 == 1 else ""
             messages = [{"role": "user", "content": f"{draw.randrange(10**6)}{long}"}]
-            more = {"stream": draw.random() < 0.7, "n": draw.choice([1, 1, 3]), "max_tokens": 200}
-            connection = begin(server, messages=messages, ignore_eos=True, **more)
-            time.sleep(draw.choice([0.0, 0.0, 0.01, 0.05]))
-            # A reset and not a goodbye: whatever was on its way is lost.
-            connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            connection.close()
+            more: dict[str, Any] = {"messages": messages, "ignore_eos": True, "max_tokens": 200}
+            if i % 3 == 0:  # before: the request is not all there, or just so
+                body = json.dumps({**PLAIN, **more}).encode()
+                head = (
+                    "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                    f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+                ).encode()
+                client = socket.create_connection(("127.0.0.1", server.port))
+                client.sendall((head + body)[: draw.choice([1, 30, len(head), len(head) + 20, 10**6])])
+                time.sleep(draw.choice([0.0, 0.01]))
+                reset(client)
+            elif i % 3 == 1:  # while
+                begun = server.core.n_chunks
+                connection = begin(server, stream=draw.random() < 0.7, n=draw.choice([1, 3]), **more)
+                until(partial(lambda n: server.core.n_chunks > n, begun), f"seed {seed}: nothing is read")
+                reset(connection.sock)
+            else:  # after
+                connection = begin(server, stream=True, n=draw.choice([1, 3]), **more)
+                response = connection.getresponse()
+                for _ in range(draw.choice([8, 20])):
+                    assert response.readline(), f"seed {seed}"
+                response.close()
+                reset(connection.sock)
         require_idle_and_well(server)
         assert server.service.queue.n_open == 0, f"seed {seed}"
         assert server.engine.counts.waiting == server.engine.counts.running == 0, f"seed {seed}"

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
 from flashnext.server.chat_request import ChatRequest
 from flashnext.server.completion_request import CompletionRequest
 from flashnext.server.errors import TABLE
-from flashnext.server.fields import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE, Table
+from flashnext.server.fields import CHAT, COMPLETIONS, DETOKENIZE, MESSAGE, TOKENIZE, Rule, Table
 from flashnext.server.tokens import Detokenize, Tokenize
 from openai.types import completion_create_params
+from openai.types.chat import (
+    ChatCompletionFunctionMessageParam,
+    ChatCompletionMessage,
+    ChatCompletionMessageParam,
+)
 from openai.types.chat import completion_create_params as chat_params
 from support.serving import ServerProcess
 
@@ -45,13 +50,39 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def rows_of(heading: str) -> dict[str, str]:
     """The table under a heading: each field's name and what happens to it."""
-    section = API.split(f"### POST {heading}\n")[1].split("\n#")[0]
+    section = API.split(f"### {heading}\n")[1].split("\n#")[0]
     return dict(re.findall(r"^\| `(\w+)` \| (\w+) \|", section, re.MULTILINE))
 
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_documented_fields_are_those_of_the_table(route: str) -> None:
-    assert rows_of(route) == {name: rule.kind for name, rule in ROUTES[route].items()}
+    assert rows_of(f"POST {route}") == {name: rule.kind for name, rule in ROUTES[route].items()}
+
+
+def test_the_documented_fields_of_a_message_are_those_of_the_table() -> None:
+    assert rows_of("A message") == {name: rule.kind for name, rule in MESSAGE.items()}
+
+
+def test_every_field_of_a_message_that_the_openai_package_knows_is_in_the_table() -> None:
+    for kind in get_args(ChatCompletionMessageParam):
+        assert set(kind.__annotations__) <= set(MESSAGE) or kind is ChatCompletionFunctionMessageParam
+    assert set(ChatCompletionMessage.model_fields) <= set(MESSAGE)
+
+
+@pytest.mark.parametrize(("name", "rule"), MESSAGE.items())
+@pytest.mark.parametrize("role", ["user", "assistant"])
+def test_a_field_of_a_message_is_treated_as_the_table_says(
+    role: str, name: str, rule: Rule, server: ServerProcess
+) -> None:
+    url = f"{server.url}/chat/completions"
+    for value in ({"a": 1}, None):
+        message = {"role": role, "content": "x", name: value}
+        response = httpx.post(url, json={**BODIES["/v1/chat/completions"], "messages": [message]}, timeout=60)
+        if value is not None and rule.kind == "refused":
+            assert response.status_code == 400
+            assert response.json()["error"]["param"] == f"messages[0].{name}"
+        elif rule.kind == "harmless" or (value is None and name not in ("role", "content")):
+            assert response.status_code == 200
 
 
 def test_a_field_is_honoured_where_the_request_has_it_and_only_there() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from flashnext.server.fields import CHAT, COMPLETIONS, TOKENIZE
 from support.serving import ServerProcess, server_process
 
 MODEL = "tiny-6bit"
@@ -81,6 +82,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("max_tokens astronomical", {"max_tokens": 10**4000}, "max_tokens"),
     ("max_tokens 0", {"max_tokens": 0}, "max_tokens"),
     ("max_tokens fraction", {"max_tokens": 1.5}, "max_tokens"),
+    ("max_completion_tokens huge", {"max_completion_tokens": 999999999}, "max_completion_tokens"),
     ("two limits", {"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
     ("empty stop", {"stop": ""}, "stop[0]"),
     ("empty stop in list", {"stop": ["a", ""]}, "stop[1]"),
@@ -128,6 +130,13 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("broken arguments", {"messages": [
         *user("x"), {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
     ]}, "messages[1].tool_calls[0].function.arguments"),
+    ("function_call of a message", {"messages": [
+        *user("x"), {"role": "assistant", "function_call": {"name": "f", "arguments": "{}"}}
+    ]}, "messages[1].function_call"),
+    ("audio of a message", {"messages": [*user("x"), {"role": "assistant", "audio": {"id": "a"}}]},
+     "messages[1].audio"),
+    ("refusal that is no text", {"messages": [*user("x"), {"role": "assistant", "refusal": 5}]},
+     "messages[1].refusal"),
     ("nested content", {"messages": user(nested(100))}, "messages[0].content[0]"),
 ]  # fmt: skip
 
@@ -142,6 +151,7 @@ def test_a_field_that_cannot_be_served_is_refused_by_its_name(
     assert error["message"].startswith(param)
 
 
+DEEP_TOOL = json.dumps({**PLAIN, "tools": [tool(parameters={"a": 77777})]}).replace("77777", "%b")
 BODIES = [
     (b"", "not JSON"),
     (b"{", "not JSON"),
@@ -157,6 +167,8 @@ BODIES = [
     (b"[" * 20000 + b"]" * 20000, "nested deeper"),
     (b'{"a":' * 20000 + b"1" + b"}" * 20000, "nested deeper"),
     (json.dumps({**PLAIN, "tools": [tool(parameters=nested(200))]}).encode(), "nested deeper"),
+    (DEEP_TOOL.encode() % (b"[" * 20000 + b"]" * 20000), "nested deeper"),
+    (DEEP_TOOL.encode() % (b'{"a":' * 20000 + b"1" + b"}" * 20000), "nested deeper"),
     (b'{"model": "' + b"a" * 100 + b'\x00"}', "not JSON"),
 ]
 
@@ -170,6 +182,50 @@ def test_a_body_that_is_no_plain_json_object_is_refused(body: bytes, problem: st
 def test_a_number_beyond_all_ranges_is_refused_by_its_field(number: bytes, post: Any) -> None:
     body = json.dumps({**PLAIN, "temperature": 77777}).encode().replace(b"77777", number)
     assert error_of(post(body))["param"] == "temperature"
+
+
+NUMBERS = {
+    "309 digits": "1" + "0" * 309,
+    "309 digits below 0": "-1" + "0" * 309,
+    "4000 digits": "9" * 4000,
+    "5000 digits": "9" * 5000,
+    "1e308": "1e308",
+    "1e400": "-1e400",
+    "tiny": "1e-400",
+}
+PLACES: list[tuple[str, dict[str, Any]]] = [
+    *(("/v1/chat/completions", {name: 77777}) for name, rule in CHAT.items() if rule.kind == "honoured"),
+    *(("/v1/completions", {name: 77777}) for name, rule in COMPLETIONS.items() if rule.kind == "honoured"),
+    *(("/tokenize", {name: 77777}) for name, rule in TOKENIZE.items() if rule.kind == "honoured"),
+    *((route, more) for route in ("/v1/chat/completions", "/v1/completions") for more in (
+        {"logit_bias": {"5": 77777}}, {"stop": [77777]}, {"stop_token_ids": [77777]},
+        {"stream_options": {"include_usage": 77777}}, {"logprobs": True, "top_logprobs": 77777},
+    )),
+    ("/v1/chat/completions", {"chat_template_kwargs": {"enable_thinking": 77777}}),
+    ("/v1/chat/completions", {"messages": user(77777)}),
+    ("/v1/chat/completions", {"messages": user([77777])}),
+    ("/v1/chat/completions", {"messages": [77777]}),
+    ("/v1/chat/completions", {"tools": [77777]}),
+    ("/v1/chat/completions", {"tools": [tool(parameters={"default": 77777})]}),
+    ("/v1/completions", {"prompt": [77777]}),
+    ("/v1/completions", {"prompt": [[77777]]}),
+    ("/detokenize", {"tokens": 77777}),
+    ("/detokenize", {"tokens": [77777]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", NUMBERS.values(), ids=list(NUMBERS))
+def test_a_number_of_any_size_in_any_place_is_refused_or_served(
+    number: str, post: Any, server: ServerProcess
+) -> None:
+    plain = {"/v1/chat/completions": {**PLAIN, "max_tokens": 1}, **OTHERS}
+    with httpx.Client(base_url=server.url.removesuffix("/v1"), timeout=60) as http:
+        for route, more in PLACES:
+            body = json.dumps({**plain[route], **more}).replace("77777", number)
+            response = http.post(route, content=body, headers={"content-type": "application/json"})
+            assert response.status_code in (200, 400), (route, more, response.text)
+            if response.status_code == 400:
+                assert len(response.json()["error"]["message"]) < 400, (route, more)
 
 
 def test_a_body_of_absurd_length_is_refused_while_it_comes(post: Any, server: ServerProcess) -> None:
@@ -199,6 +255,15 @@ SERVED: list[tuple[str, dict[str, Any]]] = [
     ("NUL in text", {"messages": user("a\0b")}),
     ("NUL in stop", {"stop": "a\0b"}),
     ("NUL in a tool result", {"messages": [*SUM, CALL, {**RESULT, "content": "a\0b"}]}),
+    ("NUL in the arguments of a call", {"messages": [
+        *SUM,
+        {**CALL, "tool_calls": [{"function": {"name": "f", "arguments": json.dumps({"a\0": "\0b"})}}]},
+        RESULT,
+    ]}),
+    ("a refusal", {"messages": [*SUM, {"role": "assistant", "content": None, "refusal": "No."}, *SUM]}),
+    ("harmless fields of messages", {"messages": [
+        {"role": "user", "content": "x", "name": "ann"}, {**CALL, "annotations": [], "audio": None}, RESULT
+    ]}),
     ("half a surrogate pair in text", {"messages": user(HALF)}),
     ("half a surrogate pair in stop", {"stop": [HALF]}),
     ("half a surrogate pair in a tool", {"tools": [tool(description=HALF, parameters={HALF: [HALF]})]}),
@@ -277,6 +342,24 @@ def test_nothing_is_cut_at_nul(post: Any) -> None:
     assert len({tuple(prompt) for prompt in prompts}) == 4
 
 
+def test_nothing_of_a_calls_arguments_is_cut_at_nul(post: Any) -> None:
+    def call(value: str) -> Any:
+        function = {"name": "f", "arguments": json.dumps({"s": value})}
+        return [*SUM, {"role": "assistant", "tool_calls": [{"function": function}]}, RESULT]
+
+    prompts = [ids(post, call(text)) for text in ("a", "a\0", "a\0b", "a\0c")]
+    assert len({tuple(prompt) for prompt in prompts}) == 4
+
+
+def test_a_refusal_is_what_the_assistant_said(post: Any) -> None:
+    def chat(**said: Any) -> Any:
+        return [*SUM, {"role": "assistant", **said}, *SUM]
+
+    said = ids(post, chat(content="No."))
+    assert ids(post, chat(content=None, refusal="No.")) == ids(post, chat(refusal="No.")) == said
+    assert ids(post, chat(content="No.", refusal="Never.")) == said
+
+
 def test_the_window_is_exact_and_told_with_numbers() -> None:
     def chat_of(n: int) -> Any:
         return {**PLAIN, "messages": user(" a" * n), "return_token_ids": True}
@@ -287,9 +370,9 @@ def test_the_window_is_exact_and_told_with_numbers() -> None:
         assert (fits["usage"]["prompt_tokens"], fits["usage"]["completion_tokens"]) == (255, 1)
         for over in (0, 1):
             error = error_of(http.post("/chat/completions", json=chat_of(256 - base + over)))
-            assert error["param"] == "messages"
+            assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
             assert f"{256 + over} tokens" in error["message"]
-            assert "context of 256" in error["message"]
+            assert "context length is 256" in error["message"]
 
 
 def test_hot_sampling_never_reaches_a_padded_id(post: Any) -> None:
@@ -369,4 +452,22 @@ def test_the_window_and_the_default_cap_are_the_same_on_both_routes() -> None:
         assert http.post("/completions", json={**endless, "prompt": [5] * 63}).status_code == 200
         for over in (64, 65):
             error = error_of(http.post("/completions", json={**endless, "prompt": [5] * over}))
-            assert error["param"] == "prompt" and f"{over} tokens" in error["message"]
+            assert (error["param"], error["code"]) == ("prompt", "context_length_exceeded")
+            assert f"{over} tokens" in error["message"]
+        only = {**endless, "prompt": [5] * 65, "echo": True, "max_tokens": 0, "ignore_eos": False}
+        assert error_of(http.post("/completions", json=only))["code"] == "context_length_exceeded"
+
+
+def test_a_default_cap_beyond_the_context_is_the_context() -> None:
+    with (
+        server_process("--context", "64", "--max-tokens", "1000") as small,
+        httpx.Client(base_url=small.url, timeout=60) as http,
+    ):
+        endless = {"model": MODEL, "ignore_eos": True}
+        for route, more in (("chat/completions", {"messages": SUM}), ("completions", {"prompt": "a"})):
+            reply = http.post(route, json={**endless, **more})
+            assert reply.status_code == 200, reply.text
+            assert reply.json()["usage"]["total_tokens"] == 64
+        for field in ("max_tokens", "max_completion_tokens"):
+            error = error_of(http.post("chat/completions", json={**endless, "messages": SUM, field: 65}))
+            assert error["param"] == field and "1 to 64" in error["message"]

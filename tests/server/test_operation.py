@@ -185,6 +185,12 @@ def test_a_full_queue_refuses_at_once_with_a_time_to_come_back() -> None:
                 assert error_of(refused, 503)["code"] == "queue_full"
                 assert 1 <= int(refused.headers["retry-after"]) <= 60
             assert error_of(client.post(url, json={**PLAIN, "n": 2}), 503)["code"] == "queue_full"
+            # There will never be so many places.
+            error = error_of(client.post(url, json={**PLAIN, "n": 6}), 400)
+            assert error["param"] == "n" and "at most 5" in error["message"]
+            texts = {"model": "tiny", "prompt": ["a"] * 6}
+            error = error_of(client.post(url.replace("chat/", ""), json=texts), 400)
+            assert error["param"] == "prompt" and "at most 5" in error["message"]
             for response in responses:
                 response.close()
         until(lambda: server.service.queue.n_open == 0, "places were not given back")
@@ -245,6 +251,27 @@ def test_the_servers_defaults_stand_where_a_request_says_nothing(strict: ServerT
     assert ask(strict, {**body, "reasoning_effort": "low"}).json()["choices"][0]["message"]["reasoning"]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"reasoning_effort": "low"},
+        {"reasoning_effort": "none"},
+        {"chat_template_kwargs": {"enable_thinking": True}},
+        {"chat_template_kwargs": {"reasoning_effort": "medium"}},
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
+    ],
+    ids=str,
+)
+def test_a_chats_tokens_are_its_prompts_under_the_servers_defaults(more: Any, strict: ServerThread) -> None:
+    body = {"messages": SUM, **more}
+    headers = {"authorization": f"Bearer {KEYS[0]}"}
+    told = httpx.post(f"http://127.0.0.1:{strict.port}/tokenize", json=body, headers=headers).json()
+    reply = ask(strict, {**body, "model": "tiny", "max_tokens": 1, "return_token_ids": True}).json()
+    assert told["tokens"] == reply["prompt_token_ids"]
+
+
 def test_aliases_are_listed(strict: ServerThread) -> None:
     url = f"http://127.0.0.1:{strict.port}/v1/models"
     listed = httpx.get(url, headers={"x-api-key": KEYS[0]}).json()["data"]
@@ -255,6 +282,8 @@ def test_an_unknown_field_is_refused_where_fields_are_strict(strict: ServerThrea
     assert error_of(ask(strict, {**PLAIN, "temprature": 1}), 400)["param"] == "temprature"
     nested = {**PLAIN, "stream_options": {"include_usge": True}}
     assert error_of(ask(strict, nested), 400)["param"] == "stream_options.include_usge"
+    message = {**PLAIN, "messages": [*SUM, {"role": "user", "content": "x", "nmae": "ann"}]}
+    assert error_of(ask(strict, message), 400)["param"] == f"messages[{len(SUM)}].nmae"
 
 
 def test_an_unknown_field_is_ignored_with_one_warning(

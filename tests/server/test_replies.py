@@ -124,6 +124,16 @@ SAID: list[tuple[str, str, tuple[str, str, list[tuple[str, str]], str]]] = [
      ("", "", [("h", '{"y": "1"}')], "tool_calls")),
     ("a program", "</think>" + CALL.replace("=x>", "=s>").format(PROGRAM),
      ("", "", [("f", json.dumps({"s": PROGRAM}, ensure_ascii=False))], "tool_calls")),
+    ("calls in the open, with its end in a value",
+     "</think>So:\n<function=f><parameter=s>a </function> b</parameter></function>\nDone.",
+     ("", "So:\n\nDone.", [("f", '{"s": "a </function> b"}')], "tool_calls")),
+    ("thinks in a call", "</think>" + CALL.replace("=x>", "=s>").format("<think>x</think>") + "Done.",
+     ("", "Done.", [("f", '{"s": "<think>x</think>"}')], "tool_calls")),
+    ("no call, and goes on", "</think>Hm.<tool_call>no <think>call</tool_call> Then this.",
+     ("", "Hm.\n\nno call\n\nThen this.", [], "stop")),
+    ("no call in the open", "</think>Hm.\n<function=f>no call</function> Then this.",
+     ("", "Hm.\n\n<function=f>no call</function>\n\nThen this.", [], "stop")),
+    ("thinks again", "a\n</think>\n\nb<think>\nc\n</think>\n\nd", ("a\n\nc", "b\n\nd", [], "stop")),
     ("no call after all", "</think><tool_call>nothing</tool_call>", ("", "nothing", [], "stop")),
     ("what only looks like one", "</think>Write `<function=f>` and </function> so.",
      ("", "Write `<function=f>` and </function> so.", [], "stop")),
@@ -143,6 +153,89 @@ def test_a_reply_comes_apart_in_the_same_way_streamed_and_whole(
     assert len({c.id for c in whole.message.tool_calls or []}) == len(expected[2])
     for call in whole.message.tool_calls or []:
         assert call.type == "function" and isinstance(call.function.arguments, str)
+
+
+def visible(text: str) -> str:
+    """Without white space: tokens spell what the parser drops between parts, and not what it puts there."""
+    return "".join(text.split())
+
+
+def spelled(entries: Any) -> str:
+    data = b"".join(bytes(e["bytes"] if isinstance(e, dict) else e.bytes) for e in entries or [])
+    return visible(data.decode("utf-8", "replace"))
+
+
+@pytest.mark.parametrize("size", [10**6, 1])
+@pytest.mark.parametrize(("text", "expected"), [row[1:] for row in SAID], ids=[row[0] for row in SAID])
+def test_logprobs_of_any_reply_spell_what_it_says_and_come_with_it(
+    text: str, expected: Any, size: int, scripted: ServerThread, client: openai.OpenAI
+) -> None:
+    whole, chunks = say(scripted, client, text, size, logprobs=True)
+    assert told(whole) == joined(chunks) == expected
+    reasoning, content, *_ = expected
+    entries = {
+        "content": whole.logprobs.content,
+        "reasoning_content": getattr(whole.logprobs, "reasoning_content", []),
+    }
+    assert spelled(entries["content"]) == visible(content)
+    assert spelled(entries["reasoning_content"]) == visible(reasoning)
+    for kind, delta in (("content", "content"), ("reasoning_content", "reasoning_content")):
+        so_far: list[Any] = []
+        said = ""
+        for chunk in (chunk.choices[0] for chunk in chunks):
+            so_far += (chunk.logprobs and getattr(chunk.logprobs, kind, None)) or []
+            said += getattr(chunk.delta, delta, None) or ""
+            if size == 1:
+                assert spelled(so_far) == visible(said)
+        assert so_far == entries[kind]
+
+
+@pytest.mark.parametrize("size", [10**6, 1])
+@pytest.mark.parametrize("one_call", [False, True])
+def test_text_that_may_become_a_stop_string_is_not_lost_before_a_call(
+    one_call: bool, size: int, scripted: ServerThread, client: openai.OpenAI
+) -> None:
+    more: Any = {"stop": ["me now"], "parallel_tool_calls": not one_call, "logprobs": True}
+    whole, chunks = say(scripted, client, "</think>Let me" + CALL.format(7) + "no more", size, **more)
+    content = "Let me" if one_call else "Let me\n\nno more"
+    assert told(whole) == joined(chunks) == ("", content, [("f", '{"x": 7}')], "tool_calls")
+    assert spelled(whole.logprobs.content) == visible(content)
+
+
+@pytest.mark.parametrize(
+    ("end", "calls"),
+    [("7", []), ("</tool_call>", [("f", '{"x": 17}')])],
+    ids=["in a value", "behind the function"],
+)
+def test_a_call_that_a_stop_token_of_the_request_cuts_is_not_told(
+    end: str, calls: Any, scripted: ServerThread, client: openai.OpenAI
+) -> None:
+    (stop,) = TOKENIZER.encode(end) if end == "7" else [TOKENIZER.control_ids[end]]
+    more: Any = {"extra_body": {"stop_token_ids": [stop], "return_token_ids": True}}
+    whole, chunks = say(scripted, client, "</think>Now." + CALL.format(17), 1, **more)
+    assert whole.token_ids[-1] == stop
+    assert told(whole) == joined(chunks) == ("", "Now.", calls, "tool_calls" if calls else "stop")
+
+
+TYPES = ("string", "boolean", "null", "array")
+TYPED = {
+    "null": {"null": "null"},
+    "True": {"boolean": "true"},
+    "false": {"boolean": "false"},
+    '"007"': {},
+    "1e3": {},
+    "[1e3]": {"array": "[1e3]"},
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("text", TYPED)
+def test_a_value_has_its_schemas_type_streamed_and_whole(
+    text: str, kind: str, scripted: ServerThread, client: openai.OpenAI
+) -> None:
+    whole, chunks = say(scripted, client, "</think>" + CALL.format(text), tools=[tool("f", x={"type": kind})])
+    value = TYPED[text].get(kind, json.dumps(text))
+    assert told(whole) == joined(chunks) == ("", "", [("f", f'{{"x": {value}}}')], "tool_calls")
 
 
 PIECES = st.sampled_from([

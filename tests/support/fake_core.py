@@ -38,12 +38,12 @@ class FakeLanded:
 
     session: FakeSession
     tokens: list[FakeDrawn] = field(default_factory=list)
-    scores: list[FakeDrawn] = field(default_factory=list)
     ended: bool = False
     proposed: int = 0
     accepted: int = 0
     error: Exception | None = None
     short: bool = False
+    scores: list[FakeDrawn] = field(default_factory=list)
 
 
 class FakeSession:
@@ -251,9 +251,11 @@ class FakeCore:
             return FakeLanded(session)
         options = session.options
         assert options is not None
-        known = options.known[:-1] if self.prompt_equals_window else ()
-        assert session.rows[options.n_prompt :] == list(known), "not what the reply was"
-        session.reply = list(known)
+        # All of the reply that is read like a prompt: what was drawn, where that gives the same, and thoughts
+        # that were closed, always.
+        known = session.rows[options.n_prompt :]
+        assert known == list(options.known[: len(known)]), "not what the reply was"
+        session.reply = known
         session.script = self.script(session.rows[: options.n_prompt])
         return FakeLanded(session, [FakeDrawn(session.draw())], session.ended)
 

@@ -11,7 +11,7 @@ import numpy as np
 from flashnext import _core
 from flashnext.engine.events import Event
 from flashnext.engine.job import Job
-from flashnext.engine.reply import Chat, ReplyText
+from flashnext.engine.reply import Chat, ReplyText, closing_ids
 from flashnext.engine.scheduler import Scheduler
 from flashnext.text.tokenizer import Tokenizer
 from flashnext.text.written import Written
@@ -38,6 +38,7 @@ class Client:
         chat: Chat | None = None,
         n_drafts: int = 0,
         background: bool = False,
+        most_thoughts: int | None = None,
     ) -> None:
         self.items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.job = Job(
@@ -48,9 +49,10 @@ class Client:
             sampling=_core.Sampling(),
             logprobs=False,
             n_drafts=n_drafts,
-            text=ReplyText(TOKENIZER, stops, chat),
+            text=ReplyText(TOKENIZER, stops, chat, max_thoughts=most_thoughts),
             deliver=self.items.put,
             background=background,
+            closing=tuple(closing_ids(TOKENIZER)),
         )
 
     def events(self) -> list[Event]:

@@ -139,6 +139,51 @@ def test_calls_come_apart_from_content(reply: str, content: str, calls: list[Too
     assert parse(reply, size=1) == ("", content, calls)
 
 
+VALUE = "if x:\n</function> or </parameter> and\n<parameter=no> no"
+CODE = f"<function=f>\n<parameter=s>\n{VALUE}\n</parameter>\n</function>"
+LOOSE = "<function=f><parameter=s>a</function>"  # its value is never closed
+MADE_LOOSE = ToolCall("f", '{"s": "a"}')
+
+
+@pytest.mark.parametrize("behind", ["", "\nDone.", "</tool_call>", f"\n{NOW}", f"\n{BARE}", "\n<function="])
+def test_a_bare_call_ends_outside_of_its_values_as_one_in_a_block_does(behind: str) -> None:
+    bare, block = (parse(call + behind) for call in (CODE, f"<tool_call>{CODE}</tool_call>"))
+    assert bare == block
+    assert json.loads(bare[2][0].arguments) == {"s": VALUE}
+    assert parse(CODE + behind, size=1) == bare
+
+
+@pytest.mark.parametrize(
+    ("reply", "content", "calls"),
+    [
+        (LOOSE, "", [MADE_LOOSE]),
+        (f"{LOOSE}\nDone.", "Done.", [MADE_LOOSE]),
+        (f"{LOOSE}\n{LOOSE}b\n", "b\n", [MADE_LOOSE, MADE_LOOSE]),
+        (f"{LOOSE}\n{NOW}", "", [MADE_LOOSE, ToolCall("get_time", "{}")]),
+        (f"{LOOSE}</tool_call>", "", [MADE_LOOSE]),
+        ("<function=f><parameter=s>a", "", [MADE_LOOSE]),
+        ("<function=f>", "", [ToolCall("f", "{}")]),
+        ("<function=f><parameter=s", "<function=f><parameter=s", []),
+        ("<function=f>a</function>b", "<function=f>a</function>\n\nb", []),
+        ("<function=f><parameter=\n></function>b", "<function=f><parameter=\n></function>\n\nb", []),
+    ],
+)
+def test_a_bare_call_that_is_not_closed_is_read_as_far_as_it_goes(
+    reply: str, content: str, calls: list[ToolCall]
+) -> None:
+    assert parse(reply) == ("", content, calls)
+    assert parse(reply, size=1) == ("", content, calls)
+    if reply.startswith("<function=f><parameter=s>") and "tool_call" not in reply:
+        assert parse(reply, cut=True) == ("", "", [])
+
+
+def test_the_end_of_a_bare_call_is_looked_for_once() -> None:
+    # Were all of it read again for each piece, this would outlast the test run's limit.
+    value = "</parameter>" + " " * 100_000 + "</parameter>" + "a" * 100_000
+    ((name, arguments),) = [(c.name, c.arguments) for c in parse(CODE.replace(VALUE, value), size=1)[2]]
+    assert (name, json.loads(arguments)) == ("f", {"s": value})
+
+
 def test_without_tools_nothing_is_a_call() -> None:
     assert parse(CALL, tools=None) == ("", CALL, [])
     assert parse(BARE, tools=None) == ("", BARE, [])
@@ -151,6 +196,13 @@ def test_a_call_that_is_cut_is_not_made(n: int) -> None:
 
 def test_a_call_cut_after_its_function_is_complete_and_made() -> None:
     assert parse(CALL.removesuffix("\n</tool_call>"), cut=True) == ("", "", [MADE])
+
+
+def test_a_call_cut_behind_what_looks_like_its_end_in_a_value_is_not_made() -> None:
+    half = "<tool_call><function=f><parameter=s>print('</function>"
+    assert parse(half, cut=True) == ("", "", [])
+    assert parse(half.removeprefix("<tool_call>"), cut=True) == ("", "", [])
+    assert parse(f"{NOW}{half}", cut=True) == ("", "", [ToolCall("get_time", "{}")])
 
 
 @pytest.mark.parametrize(
@@ -343,6 +395,26 @@ def test_any_split_gives_the_same_parts(tokens: list[str], thinking: bool, cut: 
     assert reasoning == reasoning.strip()
     for call in calls:
         assert isinstance(json.loads(call.arguments), dict)
+
+
+@given(st.lists(TOKENS, max_size=14), st.booleans(), st.booleans(), st.integers(1, 7))
+def test_every_part_says_where_it_was_read(tokens: list[str], thinking: bool, cut: bool, size: int) -> None:
+    parser = ReplyParser(in_thinking=thinking, tools=TOOLS)
+    taken, parts = "", list[Part]()
+    for piece, is_control in split_control("".join(tokens)):
+        for i in range(0, len(piece), len(piece) if is_control else size):
+            some = piece[i:] if is_control else piece[i : i + size]
+            parts += parser.control(some) if is_control else parser.feed(some)
+            taken += some if parser.n_taken > len(taken) else ""
+            assert parser.n_taken == len(taken)
+    read = 0
+    for part in parts + parser.finish(cut=cut):
+        if isinstance(part, ToolCall):
+            continue
+        begin, end = part.source
+        assert read <= begin < end <= len(taken)
+        assert part.text.removeprefix("\n\n" if len(part.text) > end - begin else "") == taken[begin:end]
+        read = end
 
 
 def test_white_space_in_an_unclosed_parameter_is_read_once() -> None:

@@ -26,16 +26,15 @@ from flashnext.engine.defaults import (
     PARALLEL,
     ROUND_ROWS,
 )
-from flashnext.engine.errors import EngineClosed
+from flashnext.engine.errors import ContextExceeded, EngineClosed
 from flashnext.engine.events import Counts
 from flashnext.engine.job import Deliver, Job
 from flashnext.engine.load import MAX_WINDOW, Loaded, load_model
 from flashnext.engine.loaded_core import LoadedCore
-from flashnext.engine.reply import Chat, ReplyText
+from flashnext.engine.reply import Chat, ReplyText, closing_ids
 from flashnext.engine.request import AsyncRequest, Item, Request
 from flashnext.engine.sampling import Defaults, Sampling
 from flashnext.engine.scheduler import Scheduler
-from flashnext.engine.thoughts import ThoughtLimit, closing_ids
 from flashnext.engine.thread import EngineThread
 from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.text.messages import InvalidField
@@ -219,11 +218,11 @@ class Engine:
         """Like `generate`, for those who want to cancel it or to wait for its whole result."""
         self._require_process()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        job, seed, limit = self._job(prompt, sampling or Sampling(), tools, options, items.put)
+        job, seed = self._job(prompt, sampling or Sampling(), tools, options, items.put)
         request = Request(
-            job.id, seed, job.prompt.tolist(), partial(self._cancel, job, limit), self._require_process, items
+            job.id, seed, job.prompt.tolist(), partial(self._cancel, job), self._require_process, items
         )
-        self._begin(job, limit)
+        self._thread.submit(job)
         return request
 
     def check_prompt(self, prompt: str | Sequence[int]) -> list[int]:
@@ -234,7 +233,7 @@ class Engine:
         """
         ids, _ = self._read_prompt(prompt, None, None)
         if len(ids) > self.context:
-            raise InvalidField("prompt", f"the prompt has {len(ids)} tokens, the context {self.context}")
+            raise ContextExceeded("prompt", _too_long(len(ids), self.context))
         return ids
 
     async def generate_async(
@@ -257,11 +256,11 @@ class Engine:
         # short one, half a millisecond, the way to another thread and back would take longer.
         make = partial(self._job, prompt, sampling or Sampling(), tools, options, deliver)
         short = tools is None and _is_short(prompt)
-        job, seed, limit = make() if short else await asyncio.to_thread(make)
+        job, seed = make() if short else await asyncio.to_thread(make)
         request = AsyncRequest(
-            job.id, seed, job.prompt.tolist(), partial(self._cancel, job, limit), self._require_process, items
+            job.id, seed, job.prompt.tolist(), partial(self._cancel, job), self._require_process, items
         )
-        self._begin(job, limit)
+        self._thread.submit(job)
         return request
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -290,20 +289,10 @@ class Engine:
     ) -> None:
         await asyncio.to_thread(self.close)
 
-    def _begin(self, job: Job, limit: ThoughtLimit | None) -> None:
-        if limit is None:
-            self._thread.submit(job)
-        else:
-            limit.begin()
-
-    def _cancel(self, job: Job, limit: ThoughtLimit | None) -> None:
+    def _cancel(self, job: Job) -> None:
         # In a forked child the thread's locks may be held for ever, and there is nothing to cancel.
-        if os.getpid() != self._process:
-            return
-        if limit is None:
+        if os.getpid() == self._process:
             self._thread.cancel(job)
-        else:
-            limit.cancel(self._thread.cancel)
 
     def _require_process(self) -> None:
         if os.getpid() != self._process:
@@ -319,15 +308,14 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None,
         options: TemplateOptions | None,
         deliver: Deliver,
-    ) -> tuple[Job, int, ThoughtLimit | None]:
+    ) -> tuple[Job, int]:
         """Turn a request into a job, and check all of it; the seed is drawn here."""
         ids, chat = self._read_prompt(prompt, tools, options)
         left = self.context - len(ids)
         if left < 1:
-            raise InvalidField(
+            raise ContextExceeded(
                 "messages" if chat else "prompt",
-                f"the prompt has {len(ids)} tokens, and with at least one token of reply it must fit "
-                f"the context of {self.context}",
+                f"{_too_long(len(ids), self.context)}, at least one of the reply included",
             )
         if sampling.max_tokens is not None and sampling.max_tokens > self.context:
             raise InvalidField(
@@ -339,12 +327,14 @@ class Engine:
         seed = self._random_bits(SEED_BITS) if sampling.seed is None else sampling.seed % 2**64
         drawn = sampling.to_core(self._defaults, seed)
         drawn.check(self.tokenizer.n_tokens)
+        limited = chat is not None and sampling.thinking_budget is not None
         job = Job(
             id=next(self._numbers),
             prompt=np.asarray(ids, dtype=np.int32),
             max_tokens=min(sampling.max_tokens or left, left),
             stop_ids=(frozenset() if sampling.ignore_eos else self._stop_ids)
             | frozenset(sampling.stop_token_ids),
+            foreign_stops=frozenset(sampling.stop_token_ids) - self._stop_ids,
             sampling=drawn,
             logprobs=sampling.logprobs is not None,
             scores=sampling.prompt_logprobs,
@@ -358,12 +348,9 @@ class Engine:
             ),
             deliver=deliver,
             background=sampling.priority == "background",
+            closing=tuple(closing_ids(self.tokenizer)) if limited else (),
         )
-        limit = None
-        if sampling.thinking_budget is not None and chat:
-            new_id = partial(next, self._numbers)
-            limit = ThoughtLimit(job, closing_ids(self.tokenizer), self._thread.submit, new_id)
-        return job, seed, limit
+        return job, seed
 
     def _read_prompt(
         self, prompt: PromptLike, tools: Sequence[Mapping[str, Any]] | None, options: TemplateOptions | None
@@ -398,6 +385,14 @@ class Engine:
                 f"expected a token id from 0 to {self.tokenizer.n_tokens - 1}, found {token_id!r}"[:200],
             )
         return int(token_id)
+
+
+def _too_long(n: int, context: int) -> str:
+    """Say so in the words that clients look for."""
+    return (
+        f"the prompt is too long: it has {n} tokens, and this model's maximum context length is {context} "
+        "tokens"
+    )
 
 
 def _default_parallel(core: Core) -> int:

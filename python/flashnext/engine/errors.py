@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from flashnext.errors import FlashnextError
+from flashnext.text.messages import InvalidField
 
 
 class EngineClosed(FlashnextError, RuntimeError):
     """The engine was closed, is closing, or belongs to another process."""
+
+
+class ContextExceeded(InvalidField):
+    """A prompt leaves no room for a reply."""
 
 
 class EngineFailed(FlashnextError, RuntimeError):

@@ -101,8 +101,11 @@ class Event:
         reasoning: For a chat, what the step adds to the thoughts.
         tool_calls: For a chat with tools, the calls that the step completes.
         logprobs: One for each of token_ids, where the request asks for them.
-        prompt_logprobs: On the first event, one for each token of the prompt but its first, where the request
-            asks for them.
+        prompt_logprobs: On the event of the first token drawn, one for each token of the prompt but its
+            first, where the request asks for them.
+        text_logprobs: For a chat, those of the tokens that begin in `text`. A token that makes no text is
+            in neither of the two.
+        reasoning_logprobs: For a chat, those of the tokens that begin in `reasoning`.
         finish_reason: On the last event: "stop" (a stop token or string), "length" (max_tokens or the
             context) or "cancelled".
         usage: On the last event.
@@ -118,6 +121,8 @@ class Event:
     usage: Usage | None = None
     reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
+    text_logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning_logprobs: tuple[TokenLogprob, ...] = ()
     token_sha: str | None = None
     drafts: Drafts | None = field(default=None, compare=False)
     timings: Timings | None = field(default=None, compare=False)
@@ -140,6 +145,8 @@ class Reply:
     usage: Usage
     token_sha: str
     seed: int
+    text_logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning_logprobs: tuple[TokenLogprob, ...] = ()
     drafts: Drafts = field(default_factory=Drafts, compare=False)
     timings: Timings = field(default_factory=Timings, compare=False)
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
@@ -167,13 +174,15 @@ class ReplyBuilder:
             tool_calls=tuple(call for e in self.events for call in e.tool_calls),
             token_ids=tuple(i for e in self.events for i in e.token_ids),
             logprobs=tuple(logprobs) if asked else None,
+            text_logprobs=tuple(p for e in self.events for p in e.text_logprobs),
+            reasoning_logprobs=tuple(p for e in self.events for p in e.reasoning_logprobs),
             finish_reason=last.finish_reason,
             usage=last.usage,
             token_sha=last.token_sha,
             seed=seed,
             drafts=last.drafts or Drafts(),
             timings=last.timings or Timings(),
-            prompt_logprobs=self.events[0].prompt_logprobs,
+            prompt_logprobs=next((p for e in self.events if (p := e.prompt_logprobs) is not None), None),
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,6 +27,7 @@ class _Times:
     first: float | None = None
     last: float | None = None
     largest_gap: float | None = None
+    n_tokens: int = 0
 
     def token(self, now_s: float) -> None:
         """Take note of a token."""
@@ -35,6 +36,7 @@ class _Times:
         else:
             self.largest_gap = max(self.largest_gap or 0.0, now_s - self.last)
         self.last = now_s
+        self.n_tokens += 1
 
 
 @dataclass(eq=False)
@@ -47,7 +49,9 @@ class Job:
         prompt: (n,) int32, what the model reads.
         max_tokens: Most tokens of the reply; prompt and reply fit the context.
         stop_ids: Ids that end the reply.
-        scores: Whether the first event tells the log-probabilities of the prompt's own tokens.
+        scores: Whether the log-probabilities of the prompt's own tokens have still to be told.
+        foreign_stops: Those of them by which the model does not end its turn: the reply is cut there.
+        closing: What ends its block of thoughts, once it has had as many as it may.
         n_drafts: Most drafts of a round.
         deliver: Takes the events, and at the end the last event or an exception. Called by the engine's
             thread, or by the one that closes the engine; must not block.
@@ -63,8 +67,10 @@ class Job:
         looked: When that was.
         n_drawn: Tokens of the reply that this session has read or drawn; fewer than have been sent where it
             was preempted.
+        n_written: Tokens of the reply up to the end of thoughts that were closed for the model. They are read
+            like a prompt, always: the last of them were not drawn.
         short: Whether its last round or chunk came short of pages.
-        resumed: Whether it has been preempted.
+        resumed: Whether it has run before, and reads again what it had read.
         protected: Whether it was preempted and has got nothing new since.
     """
 
@@ -79,6 +85,8 @@ class Job:
     deliver: Deliver
     scores: bool = False
     background: bool = False
+    foreign_stops: frozenset[int] = frozenset()
+    closing: tuple[int, ...] = ()
     cancelled: bool = False
     arrival: int = 0
     overtaken: int = 0
@@ -88,6 +96,7 @@ class Job:
     seen: Prefix[Job] | None = None
     looked: int = -1
     n_drawn: int = 0
+    n_written: int = 0
     short: bool = False
     resumed: bool = False
     protected: bool = False
@@ -137,27 +146,41 @@ class Job:
             known=tuple(self.token_ids),
         )
 
-    @property
-    def is_scoring(self) -> bool:
-        """Whether the log-probabilities of the prompt's tokens have still to be told."""
-        return self.scores and not self.token_ids
-
     def scored_of(self, n: int) -> Tokens:
         """Of the next n tokens that are read, those behind them whose log-probabilities are wanted."""
-        return self.prompt[self.n_read + 1 : self.n_read + 1 + n] if self.is_scoring else self.prompt[:0]
+        return self.prompt[self.n_read + 1 : self.n_read + 1 + n] if self.scores else self.prompt[:0]
 
     def rewind(self, prompt_equals_window: bool) -> None:
         """Go back to the beginning, to read everything again and go on where the reply is.
 
         Where the arithmetic of prompts and rounds is the same, the reply is read like a prompt, and its last
-        token is drawn again; else the whole reply is drawn again.
+        token is drawn again; else all of the reply that was drawn after its thoughts were closed.
         """
         self.resumed = self.protected = True
+        n = max(0, len(self.token_ids) - 1) if prompt_equals_window else 0
+        self._read_again(max(self.n_written, n))
+
+    def close_thoughts(self) -> list[Event]:
+        """Write the end of the block of thoughts for the model; all up to there is to be read next.
+
+        Returns:
+            The events of what is written. The last one ends the reply where it has had all its tokens.
+        """
+        self.resumed |= bool(self.token_ids)
+        self.text.close_thoughts()
+        left = self.max_tokens - len(self.token_ids)
+        # They are not drawn, so they are certain.
+        events = [self._added(token, TokenLogprob(token, 0.0)) for token in self.closing[:left]]
+        self.n_written = len(self.token_ids)
+        self._read_again(self.n_written)
+        return events
+
+    def _read_again(self, n: int) -> None:
+        """Begin anew with a prompt that n tokens of the reply belong to."""
         self.session, self.n_read, self.short, self.prefix = None, 0, False, None
         self.scored.clear()
-        self.n_drawn = max(0, len(self.token_ids) - 1) if prompt_equals_window else 0
-        reply = np.array(self.token_ids[: self.n_drawn], np.int32)
-        self.feed = np.concatenate([self.prompt, reply])
+        self.n_drawn = n
+        self.feed = np.concatenate([self.prompt, np.array(self.token_ids[:n], np.int32)])
 
     def send(self, item: Event | Exception) -> None:
         """Deliver an event or an error; whatever comes after the last is dropped."""
@@ -194,62 +217,52 @@ class Job:
                 )
             return None
         self.protected = False
-        scored = tuple(self.scored) if self.is_scoring else None
-        self.token_ids.append(token)
         self.times.token(now_s)
-        logprobs = (TokenLogprob(token, drawn.logprob, tuple(drawn.top)),) if self.logprobs else None
-        event = self._event(token, logprobs)
-        return event if scored is None else replace(event, prompt_logprobs=scored)
+        logprob = TokenLogprob(token, drawn.logprob, tuple(drawn.top)) if self.logprobs else None
+        event = self._added(token, logprob, ends=token in self.stop_ids)
+        if not self.scores:
+            return event
+        self.scores = False
+        return replace(event, prompt_logprobs=tuple(self.scored))
 
-    def _event(self, token: int, logprobs: tuple[TokenLogprob, ...] | None) -> Event:
-        if token in self.stop_ids:
-            return self._last("stop", (token,), self.text.finish(cut=False), logprobs)
-        pieces = self.text.push(token)
+    def _added(self, token: int, logprob: TokenLogprob | None, *, ends: bool = False) -> Event:
+        """Add a token to the reply; returns its event.
+
+        Args:
+            token: Its id.
+            logprob: Of it; told where the request asks for such.
+            ends: Whether it ends the reply.
+        """
+        self.token_ids.append(token)
+        logprob = logprob if self.logprobs else None
+        if ends:
+            return self._last("stop", (token,), logprob, self.text.finish(cut=token in self.foreign_stops))
+        pieces = self.text.push(token, logprob)
         if self.text.stopped:
-            return self._last("stop", (token,), pieces, logprobs)
+            return self._last("stop", (token,), logprob, pieces)
         if len(self.token_ids) >= self.max_tokens:
-            rest = self.text.finish(cut=True)
-            whole = Pieces(
-                pieces.text + rest.text,
-                pieces.reasoning + rest.reasoning,
-                pieces.tool_calls + rest.tool_calls,
-            )
-            return self._last("length", (token,), whole, logprobs)
-        return Event(
-            (token,), pieces.text, logprobs, reasoning=pieces.reasoning, tool_calls=pieces.tool_calls
-        )
+            return self._last("length", (token,), logprob, pieces + self.text.finish(cut=True))
+        return _event((token,), logprob, pieces)
 
     def cut(self) -> Event:
         """End the reply where it is, since it was cancelled."""
-        return self._last("cancelled", (), self.text.finish(cut=True), None)
+        return self._last("cancelled", (), None, self.text.finish(cut=True))
 
     def _last(
-        self,
-        reason: str,
-        token_ids: Sequence[int],
-        pieces: Pieces,
-        logprobs: tuple[TokenLogprob, ...] | None,
+        self, reason: str, token_ids: tuple[int, ...], logprob: TokenLogprob | None, pieces: Pieces
     ) -> Event:
-        return Event(
-            tuple(token_ids),
-            pieces.text,
-            logprobs,
+        return replace(
+            _event(token_ids, logprob, pieces),
             finish_reason=reason,
             usage=Usage(len(self.prompt), len(self.token_ids), self.text.n_reasoning, self.n_cached),
-            reasoning=pieces.reasoning,
-            tool_calls=pieces.tool_calls,
             token_sha=token_sha(self.token_ids),
             drafts=Drafts(self.n_proposed, self.n_accepted),
             timings=self._timings(),
         )
 
     def _timings(self) -> Timings:
-        return self.timings_until(self.times.last, len(self.token_ids))
-
-    def timings_until(self, last_s: float | None, n: int) -> Timings:
-        """Say where the time went until the n-th token, which came at `last_s` of the scheduler's clock."""
         times = self.times
-        decode_ms = _ms(times.first, last_s)
+        decode_ms, n = _ms(times.first, times.last), times.n_tokens
         return Timings(
             queued_ms=_ms(times.arrived, times.admitted),
             prompt_ms=_ms(times.admitted, times.first),
@@ -258,6 +271,18 @@ class Job:
             token_ms=decode_ms / (n - 1) if decode_ms is not None and n > 1 else None,
             largest_gap_ms=None if times.largest_gap is None else times.largest_gap * 1e3,
         )
+
+
+def _event(token_ids: tuple[int, ...], logprob: TokenLogprob | None, pieces: Pieces) -> Event:
+    return Event(
+        token_ids,
+        pieces.text,
+        None if logprob is None else (logprob,),
+        reasoning=pieces.reasoning,
+        tool_calls=pieces.tool_calls,
+        text_logprobs=pieces.text_logprobs,
+        reasoning_logprobs=pieces.reasoning_logprobs,
+    )
 
 
 def _ms(begin: float | None, end: float | None) -> float | None:

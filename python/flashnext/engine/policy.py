@@ -24,12 +24,12 @@ LEAST_CHUNK = 16
 
 @dataclass(frozen=True)
 class Waiting:
-    """A request that has not been admitted, or a sequence that was preempted.
+    """A request that has not been admitted, or a sequence that reads again what it had read.
 
     Attributes:
         pages: For all that it reads, and two windows.
         background: Whether it yields to those that are not.
-        resumed: Whether it was preempted.
+        resumed: Whether it ran before: it was preempted, or its thoughts were closed.
         overtaken: Less senior requests that were admitted before it.
     """
 

@@ -87,7 +87,9 @@ class Sampling:
                 _is_number(value) and low <= value <= high and (closed or value > low)
             ):
                 at_least = f"{low:g}" if closed else f"above {low:g}"
-                raise InvalidField(name, f"expected a number from {at_least} to {high:g}, found {value!r}")
+                raise InvalidField(
+                    name, f"expected a number from {at_least} to {high:g}, found {value!r}"[:200]
+                )
         _check_integer("top_k", self.top_k, -1, 2**31 - 1)
         _check_integer("seed", self.seed, -(2**63), 2**64 - 1)
         _check_integer("thinking_budget", self.thinking_budget, 0, 2**63)
@@ -107,7 +109,7 @@ class Sampling:
         for token_id, bias in self.logit_bias.items():
             if not _is_number(bias) or not -100 <= bias <= 100:
                 raise InvalidField(
-                    f"logit_bias.{token_id}", f"expected a number from -100 to 100, found {bias!r}"
+                    f"logit_bias.{token_id}", f"expected a number from -100 to 100, found {bias!r}"[:200]
                 )
 
     def to_core(self, defaults: Defaults, seed: int) -> _core.Sampling:
@@ -179,7 +181,9 @@ def _splitmix64(x: int) -> int:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, int) and not isinstance(value, bool)  # of any size: isfinite() would overflow
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:

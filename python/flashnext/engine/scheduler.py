@@ -78,7 +78,10 @@ class Scheduler:
         """Put a job at the end of the queue of its kind."""
         self._n_arrived += 1
         job.arrival = self._n_arrived
-        insort(self._waiting, job, key=_rank)
+        if job.text.out_of_thoughts:  # it may have none
+            self._close_thoughts(job)
+        else:
+            insort(self._waiting, job, key=_rank)
         self._stale = True
         if job.cancelled:
             self._cancelled.append(job)
@@ -181,7 +184,7 @@ class Scheduler:
         """
         if job.looked != self._n_changes:
             job.looked = self._n_changes
-            least = 0 if job.is_scoring else self._core.least_shared  # it has to read all of its prompt
+            least = 0 if job.scores else self._core.least_shared  # it has to read all of its prompt
             readers = [r for r in self._running if r.rank < job.rank and r.unread] if least else []
             job.seen = find_prefix(job.feed, readers, least)
         return job.seen
@@ -206,6 +209,15 @@ class Scheduler:
         job.rewind(self._core.prompt_equals_window)
         insort(self._waiting, job, key=_rank)
         self._n_preempted += 1
+
+    def _close_thoughts(self, job: Job) -> None:
+        """End the thoughts of a reply that has had as many as it may; it goes on at its place."""
+        self._drop(job)
+        with self._contained(job):
+            for event in job.close_thoughts():
+                job.send(event)
+        if not job.ended:
+            insort(self._waiting, job, key=_rank)
 
     def _admit(self, ids: Sequence[int]) -> None:
         admitted = [job for job in self._waiting if job.id in ids]
@@ -239,7 +251,7 @@ class Scheduler:
             job.n_read = prefix.n
             self._n_forked += 1
             if not job.resumed:
-                job.n_cached = prefix.n
+                job.n_cached = min(prefix.n, len(job.prompt))
 
     def _give_session(self, job: Job, session: Session) -> Session:
         job.session = session
@@ -254,7 +266,7 @@ class Scheduler:
             with self._contained(job):
                 session = job.session or self._give_session(job, self._core.open())
                 last = n == job.unread
-                if last or job.is_scoring:
+                if last or job.scores:
                     self._core.begin(session, job.options())
                 parts[session] = (job, n)
                 tokens = job.feed[job.n_read : job.n_read + n]
@@ -365,8 +377,12 @@ class Scheduler:
             job.send(event)
             if event.finish_reason is not None:
                 return
+            if job.text.out_of_thoughts:
+                self._close_thoughts(job)  # whatever was drawn beyond does not count
             if job.cancelled:
                 self._cancelled.append(job)
+            if job.session is None:
+                return
         if landed.ended:
             raise DeviceError(
                 f"the device ended a reply after {len(job.token_ids)} tokens that has no end there"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -26,38 +25,32 @@ async def chat(service: Service, http: Request) -> Response:
     service.require_model(asked.model)
     engine = service.engine
     defaults = service.settings.defaults
-    sampling, options = asked.sampling(defaults), asked.options(defaults)
+    sampling, options = asked.sampling(defaults, engine.context), asked.options(defaults)
+    tools = asked.template_tools
 
     async def first(seed: int | None) -> AsyncRequest:
         return await engine.generate_async(
             asked.messages,
             sampling=replace(sampling, seed=seed),
-            tools=asked.template_tools,
+            tools=tools,
             options=options,
         )
 
     running = service.begin(http, body, asked.n)
     try:
         running.requests = await service.choices(first, asked.n, sampling.seed)
-        prompt_ids = running.requests[0].prompt_ids
-        new_logprobs = partial(
-            ChatLogprobs,
-            engine.tokenizer,
-            in_thinking=engine.template.ends_in_thinking(prompt_ids),
-            tools=asked.template_tools is not None,
-        )
         answer = ChatResponse(
             id=f"chatcmpl-{service.new_id()}",
             model=service.name,
             created=int(service.now()),
             fingerprint=service.fingerprint,
             seeds=[request.seed for request in running.requests],
-            prompt_ids=prompt_ids,
+            prompt_ids=running.requests[0].prompt_ids,
             tell_ids=asked.return_token_ids,
             end_usage=asked.stream_usage,
             each_usage=asked.stream_options.continuous_usage_stats,
             new_call_id=lambda: f"call_{service.new_id()}",
-            new_logprobs=new_logprobs if asked.logprobs else None,
+            logprobs=ChatLogprobs(engine.tokenizer) if asked.logprobs else None,
         )
         return await running.respond(
             http, answer, stream=asked.stream, keepalive_s=service.settings.keepalive_s

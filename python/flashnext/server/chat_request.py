@@ -6,55 +6,49 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from flashnext.engine.sampling import Sampling
 from flashnext.server.drawing import Drawing, top_logprobs
-from flashnext.server.fields import CHAT, Unknown
+from flashnext.server.fields import CHAT, Unknown, know_messages
 from flashnext.server.settings import Defaults
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import TemplateOptions
 
 # What the model was trained with, for each of OpenAI's names; "none" does not think at all.
-_EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "xhigh", "xhigh": "xhigh"}
+_EFFORTS = {
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "xhigh",
+    "xhigh": "xhigh",
+    "max": "xhigh",
+}
 
 
-class ChatRequest(Drawing):
-    """The honoured fields. Messages, tools and template options are checked where they are used."""
+class ChatPrompt(BaseModel):
+    """The fields beside the messages that decide what a chat's prompt is, wherever it is asked for."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
-    logprobs: bool = False
-    top_logprobs: int | None = None
+    model_config = ConfigDict(extra="forbid", strict=True)
+
     tools: list[Any] | None = None
     tool_choice: Any = "auto"
-    parallel_tool_calls: bool = True
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
-    thinking_budget: int | None = Field(None, ge=0)
 
-    @classmethod
-    def read(cls, body: Mapping[str, Any], unknown: Unknown) -> ChatRequest:
-        """Check a request's body.
+    @property
+    def template_tools(self) -> list[Any] | None:
+        """The tools that the prompt shows and that can be called; none with `tool_choice` "none".
 
         Raises:
-            InvalidField: The first field that is refused, unknown where those are, or out of its range.
+            InvalidField: Another choice.
         """
-        request = cls.check(body, CHAT, unknown)
-        if request.tool_choice not in ("auto", "none"):
+        if self.tool_choice not in ("auto", "none"):
             raise InvalidField(
                 "tool_choice",
                 'only "auto" and "none" are supported yet; "required" and a named function come with '
                 "structured output",
             )
-        if request.top_logprobs and not request.logprobs:
-            raise InvalidField("top_logprobs", "needs logprobs: true")
-        top_logprobs(request.top_logprobs, "top_logprobs")
-        return request
-
-    @property
-    def template_tools(self) -> list[Any] | None:
-        """The tools that the prompt shows and that can be called; none with `tool_choice` "none"."""
         return self.tools if self.tools and self.tool_choice != "none" else None
 
     def options(self, defaults: Defaults) -> TemplateOptions:
@@ -83,18 +77,45 @@ class ChatRequest(Drawing):
             options = replace(options, enable_thinking=asks)
         return options
 
-    def sampling(self, defaults: Defaults) -> Sampling:
-        """Read how to draw.
+
+class ChatRequest(ChatPrompt, Drawing):
+    """The honoured fields. Messages, tools and template options are checked where they are used."""
+
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    parallel_tool_calls: bool = True
+    thinking_budget: int | None = Field(None, ge=0)
+
+    @classmethod
+    def read(cls, body: Mapping[str, Any], unknown: Unknown) -> ChatRequest:
+        """Check a request's body.
+
+        Raises:
+            InvalidField: The first field that is refused, unknown where those are, or out of its range.
+        """
+        request = cls.check(body, CHAT, unknown)
+        know_messages(request.messages, unknown)
+        if request.top_logprobs and not request.logprobs:
+            raise InvalidField("top_logprobs", "needs logprobs: true")
+        top_logprobs(request.top_logprobs, "top_logprobs")
+        return request
+
+    def sampling(self, defaults: Defaults, context: int) -> Sampling:
+        """Read how to draw, on a server with so large a context.
 
         Raises:
             InvalidField: A value out of its range, or two different limits.
         """
-        limits = {n for n in (self.max_tokens, self.max_completion_tokens) if n is not None}
-        if len(limits) > 1:
+        both = {"max_tokens": self.max_tokens, "max_completion_tokens": self.max_completion_tokens}
+        caps = {name: cap for name, cap in both.items() if cap is not None}
+        if len(set(caps.values())) > 1:
             raise InvalidField("max_tokens", "max_completion_tokens says otherwise; give one of them")
         return self.drawn(
             defaults,
-            cap=limits.pop() if limits else None,
+            context,
+            caps,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             parallel_calls=self.parallel_tool_calls,
             thinking_budget=self.thinking_budget,

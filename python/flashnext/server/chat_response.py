@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flashnext.engine.events import Event, Reply, Usage
-from flashnext.server.logprobs import ChatLogprobs, chat_logprobs
+from flashnext.server.logprobs import ChatLogprobs
 from flashnext.server.usage import extras, usage_of
 from flashnext.text.parser import ToolCall
 
@@ -20,9 +20,8 @@ class _Choice:
     """What the stream of one choice has said so far."""
 
     seed: int
-    logprobs: ChatLogprobs | None
+    usage: Usage
     n_calls: int = 0
-    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
 
 
 @dataclass
@@ -40,7 +39,7 @@ class ChatResponse:
         end_usage: Whether the stream ends with a chunk of usage.
         each_usage: Whether each chunk has the usage so far.
         new_call_id: Makes ids of tool calls.
-        new_logprobs: Makes what follows one choice's log-probabilities; None where they are not asked for.
+        logprobs: Writes log-probabilities; None where they are not asked for.
     """
 
     id: str
@@ -53,12 +52,11 @@ class ChatResponse:
     end_usage: bool
     each_usage: bool
     new_call_id: Callable[[], str]
-    new_logprobs: Callable[[], ChatLogprobs] | None
+    logprobs: ChatLogprobs | None
 
     def __post_init__(self) -> None:
         """Start the choices."""
-        new = self.new_logprobs
-        self._choices = [_Choice(seed, new() if new else None) for seed in self.seeds]
+        self._choices = [_Choice(seed, Usage(len(self.prompt_ids), 0, 0)) for seed in self.seeds]
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """Write all choices, one for each seed, as one object."""
@@ -76,14 +74,10 @@ class ChatResponse:
         if reply.tool_calls:
             message["content"] = reply.text or None
             message["tool_calls"] = self._calls(state, reply.tool_calls)
-        logprobs = None
-        if state.logprobs:
-            told = state.logprobs.step(reply.logprobs or (), reply.text, reply.reasoning)
-            logprobs = told or chat_logprobs([], [])
         choice = {
             "index": index,
             "message": message,
-            "logprobs": logprobs,
+            "logprobs": self.logprobs and self.logprobs.write(reply),
             "finish_reason": _finish_reason(state, reply.finish_reason),
             "flashnext": extras(reply, state.seed),
         }
@@ -114,8 +108,8 @@ class ChatResponse:
         if pieces:
             delta["tool_calls"] = pieces[:1]
         logprobs = None
-        if state.logprobs:
-            logprobs = state.logprobs.step(event.logprobs or (), event.text, event.reasoning)
+        if self.logprobs and (event.text_logprobs or event.reasoning_logprobs):
+            logprobs = self.logprobs.write(event)
         out: list[dict[str, Any]] = []
         if delta or logprobs or (self.tell_ids and event.token_ids):
             out.append(self._chunk(index, delta, logprobs=logprobs))

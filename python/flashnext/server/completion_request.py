@@ -59,7 +59,7 @@ class CompletionRequest(Drawing):
             raise InvalidField(
                 "prompt", f"expected text, token ids, or a list of either, found {given!r}"[:200]
             )
-        if all(_is_id(one) for one in given):
+        if not self.has_list:
             return [given]
         for i, one in enumerate(given):
             if not isinstance(one, str) and not (isinstance(one, list) and all(_is_id(x) for x in one)):
@@ -69,17 +69,23 @@ class CompletionRequest(Drawing):
         return given
 
     @property
+    def has_list(self) -> bool:
+        """Whether the prompts are a list, be it of one."""
+        return isinstance(self.prompt, list) and not all(_is_id(one) for one in self.prompt)
+
+    @property
     def scores_prompt(self) -> bool:
         """Whether the log-probabilities of the prompt's tokens are asked for."""
         return self.echo and self.logprobs is not None
 
-    def sampling(self, defaults: Defaults) -> Sampling:
-        """Read how to draw.
+    def sampling(self, defaults: Defaults, context: int) -> Sampling:
+        """Read how to draw, on a server with so large a context.
 
         Raises:
             InvalidField: A value out of its range.
         """
-        return self.drawn(defaults, cap=self.max_tokens or None, logprobs=self.logprobs)
+        caps = {"max_tokens": self.max_tokens} if self.max_tokens else {}
+        return self.drawn(defaults, context, caps, logprobs=self.logprobs)
 
 
 def _is_id(value: object) -> bool:

@@ -30,16 +30,27 @@ class Choice:
 
     Attributes:
         prompt: Number of its prompt.
+        seed: That it is drawn with; None where nothing is drawn, for max_tokens 0.
         echo: What is told before it.
         logprobs: Writes its log-probabilities, where those are asked for.
     """
 
     prompt: int
     prompt_ids: list[int]
-    seed: int
+    seed: int | None
     echo: Echo | None
     logprobs: TextLogprobs | None
-    usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
+    usage: Usage = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Count the prompt, which is all that has been used."""
+        self.usage = Usage(len(self.prompt_ids), 0, 0)
+
+    def extras(self, last: Event | Reply | None) -> dict[str, Any]:
+        """Write the object `flashnext`, of its last event or all of it; None where nothing is drawn."""
+        if last is None or self.seed is None:
+            return {"token_sha": token_sha(())}
+        return extras(last, self.seed)
 
 
 @dataclass
@@ -76,7 +87,7 @@ class CompletionResponse:
 
     def _whole(self, index: int, reply: Reply | None) -> dict[str, Any]:
         state = self.choices[index]
-        state.usage = reply.usage if reply else Usage(len(state.prompt_ids), 0, 0)
+        state.usage = reply.usage if reply else state.usage
         echo = self._echo(state)
         drawn = _logprobs(state, (reply and reply.logprobs) or ())
         out = {
@@ -84,7 +95,7 @@ class CompletionResponse:
             "text": (state.echo.text if state.echo else "") + (reply.text if reply else ""),
             "logprobs": _joined(echo, drawn),
             "finish_reason": reply.finish_reason if reply else "length",
-            "flashnext": extras(reply, state.seed) if reply else {"token_sha": token_sha(())},
+            "flashnext": state.extras(reply),
         }
         if self.tell_ids:
             out["token_ids"] = list(reply.token_ids) if reply else []
@@ -92,12 +103,19 @@ class CompletionResponse:
         return out
 
     def first_chunks(self) -> list[dict[str, Any]]:
-        """Write the chunks that open a stream: the prompts, where they or their ids are asked for."""
+        """Write the chunks that open a stream: the prompts, where they or their ids are asked for.
+
+        Where nothing is drawn they are all of it, and have the end.
+        """
         chunks = []
         for i, state in enumerate(self.choices):
             if not state.echo and not self.tell_ids:
                 continue
-            chunk = self._chunk(i, state.echo.text if state.echo else "", self._echo(state))
+            whole = state.seed is None
+            text = state.echo.text if state.echo else ""
+            chunk = self._chunk(i, text, self._echo(state), "length" if whole else None)
+            if whole:
+                chunk["choices"][0]["flashnext"] = state.extras(None)
             if self.tell_ids:
                 chunk["choices"][0]["prompt_token_ids"] = state.prompt_ids
                 chunk["choices"][0]["token_ids"] = []
@@ -116,7 +134,7 @@ class CompletionResponse:
             return []
         chunk = self._chunk(index, event.text, logprobs, event.finish_reason)
         if last:
-            chunk["choices"][0]["flashnext"] = extras(event, state.seed)
+            chunk["choices"][0]["flashnext"] = state.extras(event)
         if self.tell_ids:
             chunk["choices"][0]["token_ids"] = list(event.token_ids)
         return [chunk]

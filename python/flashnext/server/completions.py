@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from starlette.requests import ClientDisconnect, Request
@@ -27,24 +29,25 @@ async def completions(service: Service, http: Request) -> Response:
     asked = CompletionRequest.read(body, service.unknown)
     service.require_model(asked.model)
     engine = service.engine
-    sampling = asked.sampling(service.settings.defaults)
+    sampling = asked.sampling(service.settings.defaults, engine.context)
     prompts = asked.prompts()
-    running = service.begin(http, body, len(prompts) * asked.n)
+    running = service.begin(http, body, len(prompts) * asked.n, "n" if len(prompts) == 1 else "prompt")
     try:
         choices: list[Choice] = []
         for number, prompt in enumerate(prompts):
-            field = "prompt" if len(prompts) == 1 else f"prompt[{number}]"
+            field = f"prompt[{number}]" if asked.has_list else "prompt"
 
             async def first(seed: int | None, prompt: Prompt = prompt) -> AsyncRequest:
                 return await engine.generate_async(prompt, sampling=replace(sampling, seed=seed))
 
             requests: list[AsyncRequest] = []
-            if asked.max_tokens == 0:
-                ids = engine.check_prompt(prompt)
-            else:
-                requests = await service.choices(first, asked.n, sampling.seed)
-                running.requests += requests
-                ids = requests[0].prompt_ids
+            with _told_as(field):
+                if asked.max_tokens == 0:
+                    ids = engine.check_prompt(prompt)
+                else:
+                    requests = await service.choices(first, asked.n, sampling.seed)
+                    running.requests += requests
+                    ids = requests[0].prompt_ids
             echo = None
             if asked.echo:
                 text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(ids)
@@ -61,7 +64,7 @@ async def completions(service: Service, http: Request) -> Response:
                 logprobs = None
                 if asked.logprobs is not None:
                     logprobs = TextLogprobs(engine.tokenizer, asked.logprobs)
-                seed = requests[i].seed if requests else 0
+                seed = requests[i].seed if requests else None
                 choices.append(Choice(number, ids, seed, echo, logprobs))
         answer = CompletionResponse(
             id=f"cmpl-{service.new_id()}",
@@ -83,3 +86,14 @@ async def completions(service: Service, http: Request) -> Response:
     except BaseException:
         running.end()
         raise
+
+
+@contextmanager
+def _told_as(field: str) -> Iterator[None]:
+    """Name the place of a prompt among others in what is wrong with it."""
+    try:
+        yield
+    except InvalidField as error:
+        if not error.field.startswith("prompt"):
+            raise
+        raise type(error)(field + error.field.removeprefix("prompt"), error.problem) from None

@@ -84,18 +84,31 @@ class Drawing(BaseModel):
         """Whether a stream tells usage."""
         return self.stream_options.include_usage or self.stream_options.continuous_usage_stats
 
-    def drawn(self, defaults: Defaults, *, cap: int | None, logprobs: int | None, **more: Any) -> Sampling:
+    def drawn(
+        self,
+        defaults: Defaults,
+        context: int,
+        caps: Mapping[str, int],
+        *,
+        logprobs: int | None,
+        **more: Any,
+    ) -> Sampling:
         """Say how to draw.
 
         Args:
-            defaults: The server's.
-            cap: Most tokens of the reply, as the request says.
+            defaults: The server's. A cap of theirs beyond the context means the context.
+            context: Largest prompt plus reply, in tokens.
+            caps: The fields of the request that say how many tokens the reply has at most.
             logprobs: How many of the likeliest tokens to tell; None for no log-probabilities at all.
             more: Further fields of Sampling.
 
         Raises:
             InvalidField: A value out of its range.
         """
+        for name, cap in caps.items():
+            if cap > context:
+                raise InvalidField(name, f"expected 1 to {context}, the context, found {cap}"[:200])
+        most = next(iter(caps.values()), defaults.max_tokens)
         return Sampling(
             temperature=defaults.temperature if self.temperature is None else self.temperature,
             top_k=defaults.top_k if self.top_k is None else self.top_k,
@@ -106,7 +119,7 @@ class Drawing(BaseModel):
             repetition_penalty=self.repetition_penalty,
             logit_bias=self._bias(),
             seed=self.seed,
-            max_tokens=defaults.max_tokens if cap is None else cap,
+            max_tokens=None if most is None else min(most, context),
             stop=self._stops(),
             stop_token_ids=self.stop_token_ids,
             logprobs=logprobs,

@@ -8,7 +8,7 @@ from typing import Any
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from flashnext.engine.errors import EngineClosed, EngineFailed
+from flashnext.engine.errors import ContextExceeded, EngineClosed, EngineFailed
 from flashnext.errors import DeviceError, FlashnextError, InvalidArgument, OutOfMemory
 from flashnext.text.messages import InvalidField
 
@@ -69,6 +69,7 @@ TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (WrongContentType, 415, _INVALID, "unsupported_media_type"),
     (HostRefused, 403, _INVALID, "host_not_allowed"),
     (KeyRefused, 401, _INVALID, "invalid_api_key"),
+    (ContextExceeded, 400, _INVALID, "context_length_exceeded"),
     (InvalidArgument, 400, _INVALID, None),
     (QueueFull, 503, "server_error", "queue_full"),
     (TooManyConnections, 503, "server_error", "too_many_connections"),

@@ -87,8 +87,17 @@ COMPLETIONS: Table = {
     "suffix": Rule("refused", "the model does not fill in the middle", ("",)),
 }
 
+# Of one message of a chat, whatever the route; `text.messages` reads and refuses them.
+MESSAGE: Table = {
+    **_honoured("role", "content", "refusal", "reasoning_content", "reasoning", "tool_calls"),
+    **_harmless("name", "tool_call_id", "annotations"),
+    "audio": Rule("refused"),
+    "function_call": Rule("refused"),
+}
+
 TOKENIZE: Table = {
-    **_honoured("model", "prompt", "messages", "tools", "chat_template_kwargs", "return_token_strs"),
+    **_honoured("model", "prompt", "messages", "tools", "tool_choice", "reasoning_effort"),
+    **_honoured("chat_template_kwargs", "return_token_strs"),
     **_harmless("add_special_tokens"),
     "add_generation_prompt": Rule("refused", "a prompt always asks for the next reply", (True,)),
 }
@@ -104,8 +113,12 @@ class Unknown:
         self._strict = strict
         self._told: set[str] = set()
 
-    def meet(self, name: str) -> None:
+    def meet(self, name: str, kind: str = "") -> None:
         """Meet an unknown field.
+
+        Args:
+            name: Of the field.
+            kind: Under what name to warn of it, and of all like it; by default its own.
 
         Raises:
             InvalidField: Unknown fields are refused.
@@ -114,9 +127,10 @@ class Unknown:
             raise InvalidField(
                 name, "unknown field; leave it out, or start the server without --strict-fields"
             )
-        if name not in self._told and len(self._told) < 1000:
-            self._told.add(name)
-            _log.warning("the field %s is unknown and has no effect; told once", ascii(name)[1:-1][:200])
+        kind = kind or name
+        if kind not in self._told and len(self._told) < 1000:
+            self._told.add(kind)
+            _log.warning("the field %s is unknown and has no effect; told once", ascii(kind)[1:-1][:200])
 
 
 def honoured_fields(body: Mapping[str, Any], table: Table, unknown: Unknown) -> dict[str, Any]:
@@ -141,6 +155,18 @@ def honoured_fields(body: Mapping[str, Any], table: Table, unknown: Unknown) -> 
 
 def _same(value: Any, neutral: Any) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+def know_messages(messages: Sequence[Mapping[str, Any]], unknown: Unknown) -> None:
+    """Look for unknown fields in the messages of a chat.
+
+    Raises:
+        InvalidField: There is one, where those are refused.
+    """
+    for i, message in enumerate(messages):
+        for name, value in message.items():
+            if value is not None and name not in MESSAGE:
+                unknown.meet(f"messages[{i}].{name}", f"messages[].{name}")
 
 
 def known_options(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from flashnext.server.errors import QueueFull
+from flashnext.text.messages import InvalidField
 
 _SMOOTHING = 0.2
 _LONGEST_RETRY_S = 60
@@ -34,12 +35,23 @@ class Queue:
         self.n_open = 0
 
     @contextmanager
-    def place(self, n: int) -> Iterator[None]:
+    def place(self, n: int, field: str = "n") -> Iterator[None]:
         """Hold places for n replies.
 
+        Args:
+            n: How many.
+            field: Of the request, that asks for so many.
+
         Raises:
-            QueueFull: There are not that many.
+            QueueFull: There are not that many now.
+            InvalidField: There are never that many.
         """
+        if n > self._max_open:
+            raise InvalidField(
+                field,
+                f"{n} replies are asked for, and at most {self._max_open} may be open here; ask for fewer, "
+                "or start the server with a larger --queue",
+            )
         if self.n_open + n > self._max_open:
             raise QueueFull(
                 f"{self.n_open} replies are open and at most {self._max_open} may be; try again later",

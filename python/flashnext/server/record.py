@@ -81,7 +81,7 @@ class Record:
                 yield (
                     engine.generate(
                         chat.messages,
-                        sampling=_alone(chat.sampling(defaults), seed),
+                        sampling=_alone(chat.sampling(defaults, engine.context), seed),
                         tools=chat.template_tools,
                         options=chat.options(defaults),
                     )
@@ -90,7 +90,7 @@ class Record:
                 )
         else:
             asked = CompletionRequest.read(self.body, unknown)
-            sampling = asked.sampling(defaults)
+            sampling = asked.sampling(defaults, engine.context)
             for i, seed in enumerate(self.seeds):
                 prompt = asked.prompts()[i // asked.n]
                 yield engine.generate(prompt, sampling=_alone(sampling, seed)).result().token_sha

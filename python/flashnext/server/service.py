@@ -126,16 +126,18 @@ class Service:
         if name not in self.settings.names + self.settings.also:
             raise ModelNotFound("model", f"{name!r} is not served here; the model is {self.name!r}"[:500])
 
-    def begin(self, http: Request, body: Mapping[str, Any], n: int) -> Running:
+    def begin(self, http: Request, body: Mapping[str, Any], n: int, field: str = "n") -> Running:
         """Take places for n replies of a request.
 
         Args:
             http: The request.
             body: What it says.
             n: How many replies it asks for.
+            field: By which it asks for so many.
 
         Raises:
-            QueueFull: There are not that many.
+            QueueFull: There are not that many now.
+            InvalidField: There are never that many.
         """
         detail: dict[str, Any] = http.scope.setdefault("state", {}).setdefault("detail", {})
 
@@ -149,7 +151,7 @@ class Service:
 
         running = Running(self.settings.timeout_s, told)
         try:
-            running.hold(self._queue.place(n))
+            running.hold(self._queue.place(n, field))
         except BaseException:
             running.end()
             raise

@@ -10,23 +10,19 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from flashnext.server.body import read_object
+from flashnext.server.chat_request import ChatPrompt
 from flashnext.server.drawing import invalid
-from flashnext.server.fields import DETOKENIZE, TOKENIZE, Table, honoured_fields
+from flashnext.server.fields import DETOKENIZE, TOKENIZE, Table, honoured_fields, know_messages
 from flashnext.server.service import Service
 from flashnext.text.messages import InvalidField
-from flashnext.text.template import TemplateOptions
 
 
-class Tokenize(BaseModel):
+class Tokenize(ChatPrompt):
     """What POST /tokenize accepts."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
-    tools: list[Any] | None = None
-    chat_template_kwargs: dict[str, Any] = {}
     return_token_strs: bool = False
 
 
@@ -51,9 +47,10 @@ async def tokenize(service: Service, http: Request) -> Response:
         raise InvalidField("prompt", "give either prompt or messages")
     engine = service.engine
     if asked.messages is not None:
-        options = TemplateOptions.from_mapping(asked.chat_template_kwargs)
+        know_messages(asked.messages, service.unknown)
+        options = asked.options(service.settings.defaults)
         rendered = await asyncio.to_thread(
-            engine.template.render, asked.messages, asked.tools or None, options
+            engine.template.render, asked.messages, asked.template_tools, options
         )
         ids = rendered.token_ids
     else:

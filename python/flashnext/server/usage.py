@@ -18,7 +18,8 @@ def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": max((u.cached_tokens for u in found), default=0)},
+        # What the first of them read, the others found read.
+        "prompt_tokens_details": {"cached_tokens": min((u.cached_tokens for u in found), default=0)},
         "completion_tokens_details": {"reasoning_tokens": sum(u.reasoning_tokens for u in found)},
     }
 

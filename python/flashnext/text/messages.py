@@ -2,7 +2,8 @@
 
 The rules: `developer` is `system`; text parts are joined; `content: null` is empty text; reasoning is read
 from `reasoning_content` or `reasoning`; tool arguments are an object, with each number in its own spelling;
-broken surrogates are mended (`clean_text`). A message keeps its place, whatever its role.
+broken surrogates are mended (`clean_text`). A message keeps its place, whatever its role; the refusal of an
+assistant without content is its content. What a message says in another form is refused by name.
 """
 
 from __future__ import annotations
@@ -16,6 +17,10 @@ from flashnext.text.jsontext import clean_text, clean_value, loads
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOOL_NAME = re.compile(r"[^\s<>]{1,256}")
+_OTHER_FORMS = {
+    "audio": "this model reads text only; give its transcript as content",
+    "function_call": "give tool_calls",
+}
 _MEDIA_PARTS = ("image", "image_url", "input_image", "video", "video_url", "input_audio", "audio", "file")
 
 
@@ -24,11 +29,13 @@ class InvalidField(InvalidArgument):
 
     Attributes:
         field: Where it is, in the way of `messages[2].content`.
+        problem: What is wrong with it.
     """
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
+        self.problem = problem
 
 
 def canonical_messages(
@@ -56,9 +63,15 @@ def _message(message: Any, field: str) -> dict[str, Any]:
     role = message.get("role")
     if role not in ROLES:
         raise InvalidField(f"{field}.role", f"expected one of {', '.join(ROLES)}, found {role!r}")
+    for key, problem in _OTHER_FORMS.items():
+        if message.get(key) is not None:
+            raise InvalidField(f"{field}.{key}", problem)
+    said = "content"
+    if role == "assistant" and message.get("content") is None:
+        said = "refusal"
     out = {
         "role": "system" if role == "developer" else role,
-        "content": _content(message.get("content"), f"{field}.content"),
+        "content": _content(message.get(said), f"{field}.{said}"),
     }
     if role != "assistant":
         if message.get("tool_calls"):
