@@ -16,7 +16,7 @@ from flashnext.engine.load import load_model
 from flashnext.engine.sampling import choice_seed
 from flashnext.text.template import ChatTemplate
 from flashnext.text.tokenizer import Tokenizer
-from support.serving import ServerProcess
+from support.serving import ServerProcess, ServerThread
 
 TOKENIZER = Tokenizer.from_folder(BUNDLED)
 TEMPLATE = ChatTemplate.from_folder(BUNDLED, TOKENIZER)
@@ -148,6 +148,35 @@ def test_a_prompt_is_scored_as_one_pass_over_it_scores_it(client: openai.OpenAI)
     assert spelled == tokens[: len(ids)]
 
 
+def test_a_long_prompt_is_scored_too(client: openai.OpenAI) -> None:
+    ids = np.random.default_rng(1).integers(0, TOKENIZER.n_tokens, 2500).tolist()
+    values = complete(client, ids, echo=True, logprobs=0, max_tokens=0).choices[0].logprobs.token_logprobs
+    expected = reference(ids[:400])
+    assert len(values) == len(ids) and values[0] is None
+    assert values[1:400] == pytest.approx([expected[i - 1, ids[i]] for i in range(1, 400)], abs=1e-4)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_while_a_prompt_is_scored_is_told_as_any_other(stream: bool) -> None:
+    server = ServerThread()
+    device = server.engine.loaded.device
+    body = {"model": "tiny", "prompt": TEXT, "echo": True, "logprobs": 1, "max_tokens": 0, "stream": stream}
+    url = f"http://127.0.0.1:{server.port}/v1/completions"
+    try:
+        _core.testing.fail_dispatch(device, "token_logprobs", 1, "planted")
+        response = httpx.post(url, json=body, timeout=60)
+        if stream:
+            error = json.loads(response.text.split("\n\n")[-3].removeprefix("data: "))["error"]
+        else:
+            assert response.status_code == 500
+            error = response.json()["error"]
+        assert (error["code"], error["message"]) == ("device_error", "token_logprobs: planted")
+        assert httpx.post(url, json=body, timeout=60).status_code == 200
+    finally:
+        _core.testing.clear_faults(device)
+        server.close()
+
+
 def test_greedy_tokens_equal_the_likeliest_by_the_very_number(client: openai.OpenAI) -> None:
     choice = complete(client, TEXT, logprobs=1).choices[0]
     for value, top in zip(choice.logprobs.token_logprobs, choice.logprobs.top_logprobs, strict=True):
@@ -198,7 +227,6 @@ def test_parts_of_a_character_do_not_overwrite_each_other(client: openai.OpenAI)
         ({"max_tokens": 999999999}, "max_tokens"),
         ({"echo": "yes"}, "echo"),
         ({"guided_json": {}}, "guided_json"),
-        ({"echo": True, "logprobs": 1, "prompt": " a" * 2100}, "prompt"),
     ],
     ids=lambda value: json.dumps(value)[:40],
 )

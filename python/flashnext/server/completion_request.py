@@ -14,8 +14,6 @@ from flashnext.server.settings import Defaults
 from flashnext.text.messages import InvalidField
 
 MAX_REPLIES = 128
-MAX_SCORED = 2048
-"""Most prompt tokens whose log-probabilities are told: each takes a pass over all before it."""
 
 Prompt = str | list[int]
 
@@ -84,8 +82,8 @@ class CompletionRequest(Drawing):
         Raises:
             InvalidField: A value out of its range.
         """
-        caps = {"max_tokens": self.max_tokens} if self.max_tokens else {}
-        return self.drawn(defaults, context, caps, logprobs=self.logprobs)
+        caps = {} if self.max_tokens is None else {"max_tokens": max(1, self.max_tokens)}
+        return self.drawn(defaults, context, caps, logprobs=self.logprobs, prompt_logprobs=self.scores_prompt)
 
 
 def _is_id(value: object) -> bool:

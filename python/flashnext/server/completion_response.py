@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flashnext.engine.events import Event, Reply, TokenLogprob, Usage, token_sha
-from flashnext.server.logprobs import Scored, TextLogprobs
+from flashnext.server.logprobs import TextLogprobs
 from flashnext.server.usage import extras, total, usage_of
 from flashnext.text.tokenizer import Tokenizer
 
@@ -17,11 +17,11 @@ class Echo:
     """A prompt as it is told before its reply.
 
     Attributes:
-        scored: Its tokens with their log-probabilities, where those are asked for.
+        scored: Whether its tokens' log-probabilities are asked for; they are there when it has been read.
     """
 
     text: str
-    scored: list[Scored] | None = None
+    scored: bool
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Choice:
 
     Attributes:
         prompt: Number of its prompt.
-        seed: That it is drawn with; None where nothing is drawn, for max_tokens 0.
+        seed: That it is drawn with; None for max_tokens 0, where the prompt is all that is told.
         echo: What is told before it.
         logprobs: Writes its log-probabilities, where those are asked for.
     """
@@ -47,7 +47,7 @@ class Choice:
         self.usage = Usage(len(self.prompt_ids), 0, 0)
 
     def extras(self, last: Event | Reply | None) -> dict[str, Any]:
-        """Write the object `flashnext`, of its last event or all of it; None where nothing is drawn."""
+        """Write the object `flashnext`, of its last event or all of it; None where nothing is told of it."""
         if last is None or self.seed is None:
             return {"token_sha": token_sha(())}
         return extras(last, self.seed)
@@ -87,8 +87,9 @@ class CompletionResponse:
 
     def _whole(self, index: int, reply: Reply | None) -> dict[str, Any]:
         state = self.choices[index]
+        echo = _echo(state, reply.prompt_logprobs if reply else None)
+        reply = None if state.seed is None else reply
         state.usage = reply.usage if reply else state.usage
-        echo = self._echo(state)
         drawn = _logprobs(state, (reply and reply.logprobs) or ())
         out = {
             "index": index,
@@ -105,39 +106,45 @@ class CompletionResponse:
     def first_chunks(self) -> list[dict[str, Any]]:
         """Write the chunks that open a stream: the prompts, where they or their ids are asked for.
 
-        Where nothing is drawn they are all of it, and have the end.
+        Those of prompts that are scored come when these have been read.
         """
-        chunks = []
-        for i, state in enumerate(self.choices):
-            if not state.echo and not self.tell_ids:
-                continue
-            whole = state.seed is None
-            text = state.echo.text if state.echo else ""
-            chunk = self._chunk(i, text, self._echo(state), "length" if whole else None)
-            if whole:
-                chunk["choices"][0]["flashnext"] = state.extras(None)
-            if self.tell_ids:
-                chunk["choices"][0]["prompt_token_ids"] = state.prompt_ids
-                chunk["choices"][0]["token_ids"] = []
-            chunks.append(chunk)
-        return chunks
+        scored = [state.echo is not None and state.echo.scored for state in self.choices]
+        return [chunk for i in range(len(scored)) if not scored[i] for chunk in self._opening(i, None)]
+
+    def _opening(self, index: int, scores: Sequence[TokenLogprob] | None) -> list[dict[str, Any]]:
+        """Write what opens a choice; for max_tokens 0 it is all of it, and has the end."""
+        state = self.choices[index]
+        if not state.echo and not self.tell_ids:
+            return []
+        whole = state.seed is None
+        text = state.echo.text if state.echo else ""
+        chunk = self._chunk(index, text, _echo(state, scores), "length" if whole else None)
+        if whole:
+            chunk["choices"][0]["flashnext"] = state.extras(None)
+        if self.tell_ids:
+            chunk["choices"][0]["prompt_token_ids"] = state.prompt_ids
+            chunk["choices"][0]["token_ids"] = []
+        return [chunk]
 
     def chunks(self, index: int, event: Event) -> list[dict[str, Any]]:
         """Write what an event adds to a choice's stream, often nothing; its last event adds the end."""
         state = self.choices[index]
+        opening = [] if event.prompt_logprobs is None else self._opening(index, event.prompt_logprobs)
+        if state.seed is None:
+            return opening
         state.usage = event.usage or Usage(
             len(state.prompt_ids), state.usage.completion_tokens + len(event.token_ids), 0
         )
         logprobs = _logprobs(state, event.logprobs or ()) if event.logprobs else None
         last = event.finish_reason is not None
         if not (event.text or logprobs or last or (self.tell_ids and event.token_ids)):
-            return []
+            return opening
         chunk = self._chunk(index, event.text, logprobs, event.finish_reason)
         if last:
             chunk["choices"][0]["flashnext"] = state.extras(event)
         if self.tell_ids:
             chunk["choices"][0]["token_ids"] = list(event.token_ids)
-        return [chunk]
+        return [*opening, chunk]
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """Write what ends a stream: its usage, where that is asked for."""
@@ -148,11 +155,6 @@ class CompletionResponse:
         for state in self.choices:
             by_prompt.setdefault(state.prompt, []).append(state.usage)
         return total(usage_of(usages) for usages in by_prompt.values())
-
-    def _echo(self, state: Choice) -> dict[str, Any] | None:
-        if state.echo is None or state.echo.scored is None or state.logprobs is None:
-            return None
-        return state.logprobs.write(state.echo.scored, skip_special=False)
 
     def _head(self) -> dict[str, Any]:
         return {
@@ -173,6 +175,13 @@ class CompletionResponse:
         elif self.end_usage:
             chunk["usage"] = None
         return chunk
+
+
+def _echo(state: Choice, scores: Sequence[TokenLogprob] | None) -> dict[str, Any] | None:
+    if scores is None or state.logprobs is None:
+        return None
+    rest = [(one.token_id, one.logprob, one.top) for one in scores]
+    return state.logprobs.write([(state.prompt_ids[0], None, ()), *rest], skip_special=False)
 
 
 def _logprobs(state: Choice, drawn: Sequence[TokenLogprob]) -> dict[str, Any] | None:

@@ -11,12 +11,10 @@ from starlette.responses import Response
 
 from flashnext.engine.request import AsyncRequest
 from flashnext.server.body import read_object
-from flashnext.server.completion_request import MAX_SCORED, CompletionRequest, Prompt
+from flashnext.server.completion_request import CompletionRequest, Prompt
 from flashnext.server.completion_response import Choice, CompletionResponse, Echo
 from flashnext.server.logprobs import TextLogprobs
-from flashnext.server.scoring import Scorer
 from flashnext.server.service import Service
-from flashnext.server.stream import ClientGone, unless_gone
 from flashnext.text.messages import InvalidField
 
 
@@ -42,7 +40,7 @@ async def completions(service: Service, http: Request) -> Response:
 
             requests: list[AsyncRequest] = []
             with _told_as(field):
-                if asked.max_tokens == 0:
+                if asked.max_tokens == 0 and not asked.scores_prompt:
                     ids = engine.check_prompt(prompt)
                 else:
                     requests = await service.choices(first, asked.n, sampling.seed)
@@ -51,20 +49,12 @@ async def completions(service: Service, http: Request) -> Response:
             echo = None
             if asked.echo:
                 text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(ids)
-                echo = Echo(text)
-                if asked.scores_prompt:
-                    if len(ids) > MAX_SCORED:
-                        raise InvalidField(
-                            field,
-                            f"{len(ids)} tokens; with echo and logprobs at most {MAX_SCORED} are scored",
-                        )
-                    scorer = Scorer(engine, asked.logprobs or 0)
-                    echo.scored = await unless_gone(http.receive, scorer.score(ids))
+                echo = Echo(text, asked.scores_prompt)
             for i in range(asked.n):
                 logprobs = None
                 if asked.logprobs is not None:
                     logprobs = TextLogprobs(engine.tokenizer, asked.logprobs)
-                seed = requests[i].seed if requests else None
+                seed = None if asked.max_tokens == 0 else requests[i].seed
                 choices.append(Choice(number, ids, seed, echo, logprobs))
         answer = CompletionResponse(
             id=f"cmpl-{service.new_id()}",
@@ -80,9 +70,6 @@ async def completions(service: Service, http: Request) -> Response:
         return await running.respond(
             http, answer, stream=asked.stream, keepalive_s=service.settings.keepalive_s
         )
-    except ClientGone:
-        running.end(left=True)
-        return Response(status_code=499)
     except BaseException:
         running.end()
         raise

@@ -165,6 +165,8 @@ class Service:
         shas = [event.token_sha for event in last if event and event.finish_reason in ("stop", "length")]
         if not requests or len(shas) < len(requests) or self.settings.record is None:
             return
+        if body.get("max_tokens") == 0:  # of such a response nothing is drawn that could be compared
+            return
         record = Record(
             id=request_id,
             route=route,
