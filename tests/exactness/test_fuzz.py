@@ -121,7 +121,7 @@ class KeepsOneMore(WatchedCore):
         return [self._more(one) if one.proposed > one.accepted and one.tokens else one for one in landed]
 
     def _more(self, one: Any) -> Any:
-        fields = ("session", "ended", "proposed", "error", "short")
+        fields = ("session", "scores", "ended", "proposed", "error", "short")
         last = one.tokens[-1]
         extra = SimpleNamespace(token=(last.token + 1) % 200, logits_hash=last.logits_hash, logprob=0, top=[])
         return SimpleNamespace(
@@ -145,7 +145,7 @@ class DrawsFromAnotherRow(WatchedCore):
         self.n += 1
         if self.n % 50:
             return one
-        fields = ("session", "ended", "proposed", "accepted", "error", "short")
+        fields = ("session", "scores", "ended", "proposed", "accepted", "error", "short")
         tokens = [
             SimpleNamespace(token=t.token, logits_hash=t.logits_hash ^ 1, logprob=t.logprob, top=t.top)
             for t in one.tokens
