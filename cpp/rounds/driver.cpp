@@ -110,7 +110,7 @@ void Driver::run_step(std::vector<ChunkPart> chunks, const std::vector<SessionRe
   std::vector<const RunningPart*> parts;
   for (const RunningPart& p : last) parts.push_back(&p);
   for (const RunningPart& p : running) {
-    if (parts.size() < kMaxCandidates) parts.push_back(&p);
+    if (!last.empty() && parts.size() < kMaxCandidates) parts.push_back(&p);
   }
   std::vector<MostDrafts> allotted(parts.size());
   allot(parts, allotted);
@@ -158,10 +158,13 @@ void Driver::serve() {
     busy_ = true;
     try {
       run_rounds(lock);
-    } catch (...) {  // who should have run is told; what is in flight is waited for by the next pass
+    } catch (...) {  // who should have run is told, and what is in flight is waited for
       if (!lock.owns_lock()) lock.lock();
       wanted_ = false;
       push(failed(std::exchange(running_, {})));
+      lock.unlock();
+      drain();
+      lock.lock();
     }
     busy_ = false;
     changed_.notify_all();
@@ -200,6 +203,17 @@ void Driver::run_rounds(std::unique_lock<std::mutex>& lock) {
     if (running_.empty()) wanted_ = false;
     push(std::move(parts));
   }
+}
+
+// Lands what is in flight and drops what it came to.
+void Driver::drain() {
+  while (runner_.in_flight()) {
+    try {
+      runner_.land();
+    } catch (...) {
+    }
+  }
+  committed_at_.clear();
 }
 
 // With the exception that is being handled.
@@ -317,10 +331,10 @@ bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
     const std::lock_guard lock(mutex_);
     landed_.push_back(std::move(part));
   }
-  {
+  const auto give_way = [this] {
     const std::lock_guard lock(mutex_);
-    woken_ = false;
-  }
+    if (std::exchange(woken_, false)) throw Woken();
+  };
   const int width = widths_left_.back();
   widths_left_.pop_back();
   if (width > options_.row_limit) {
@@ -344,6 +358,7 @@ bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
       for (int i = 0; i < 2 * runner_.max_window(); ++i) {
         options.known.push_back(static_cast<int32_t>((random = splitmix64(random)) % vocab));
       }
+      give_way();
       runner_.begin(*session, options);
       committed_at_.push_back(Clock::now());
       const ChunkPart chunk = {session, {options.known.front()}, true, {}};
@@ -355,7 +370,7 @@ bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
     // The best of a few: what else a machine does only adds.
     const auto best_of_rounds = [&](double best) {
       for (int i = 0; i < 3; ++i) {
-        if (const std::lock_guard lock(mutex_); woken_) throw Woken();
+        give_way();
         const Clock::time_point began = Clock::now();
         runner_.commit_round(parts);
         land_untimed();
@@ -392,8 +407,7 @@ bool Driver::time_a_price(const std::shared_ptr<PagePool>& pool) {
   } catch (const Woken&) {  // somebody has come: another time
     widths_left_.push_back(width);
   } catch (const Error&) {  // no room for it: the default prices stay
-    while (runner_.in_flight()) runner_.land();
-    committed_at_.clear();
+    drain();
     widths_left_.clear();
     timings_left_ = 0;
   }

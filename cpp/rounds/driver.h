@@ -97,6 +97,7 @@ class Driver {
   void allot(std::span<const RunningPart* const> running, std::span<MostDrafts> out);
   std::vector<LandedPart> land();
   void land_untimed();
+  void drain();
   void forget_absent(const std::vector<RunningPart>& running);
   void push(std::vector<LandedPart> parts);
 

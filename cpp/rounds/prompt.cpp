@@ -142,13 +142,13 @@ std::unique_ptr<CommandBuffer> Runner::score(std::unique_ptr<CommandBuffer> cb,
     model_->record_scores(*cb, pass.slot, static_cast<uint32_t>(n), static_cast<uint32_t>(n_valid_));
     cb->signal(done_, ++n_committed_);
     cb->commit();
-    cb = model_->device()->command_buffer();
     try {
       done_->wait(n_committed_);
     } catch (...) {
       pass.error = std::current_exception();
-      break;
     }
+    cb = model_->device()->command_buffer();
+    if (pass.error) break;
     const Model::Results results = model_->results(pass.slot);
     for (size_t i = 0; i < n; ++i) {
       const Scored& s = scored[first + i];
@@ -159,9 +159,11 @@ std::unique_ptr<CommandBuffer> Runner::score(std::unique_ptr<CommandBuffer> cb,
 }
 
 void Runner::commit_prompt(std::span<const ChunkPart> parts) {
-  // The host's tables are one.
+  // The host's tables are one, and scored tokens lie where rounds in flight draw theirs.
+  const bool scores =
+      std::any_of(parts.begin(), parts.end(), [](const auto& p) { return !p.scored.empty(); });
   while (std::any_of(passes_.begin(), passes_.end(), [](const Pass& p) { return !p.is_round; }) ||
-         in_flight() == kMost) {
+         in_flight() == kMost || (scores && in_flight())) {
     for (LandedPart& part : land()) left_out_.push_back(std::move(part));
   }
   Pass pass;

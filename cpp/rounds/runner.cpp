@@ -162,6 +162,13 @@ std::vector<LandedPart> Runner::land() {
     if (!error) error = std::current_exception();
   }
   const Model::Results results = model_->results(pass.slot);
+  struct Unended {  // fail where this one throws
+    const std::vector<Pass::Entry>& entries;
+    size_t first = 0;
+    ~Unended() {
+      for (; first < entries.size(); ++first) entries[first].session->fail();
+    }
+  } unended = {pass.entries};
   for (Pass::Entry& e : pass.entries) {
     LandedPart part;
     part.session = e.session;
@@ -203,6 +210,7 @@ std::vector<LandedPart> Runner::land() {
         if (with_head) e.session->end_head(e.session->length());
       }
     }
+    ++unended.first;
     out.push_back(std::move(part));
   }
   return with_left_out();

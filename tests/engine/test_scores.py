@@ -12,9 +12,12 @@ from flashnext import _core
 from flashnext.engine.engine import BUNDLED, Engine
 from flashnext.engine.events import Reply, TokenLogprob
 from flashnext.engine.load import load_model
+from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.sampling import Sampling
+from flashnext.engine.scheduler import Scheduler
 from flashnext.errors import DeviceError
 from flashnext.text.messages import InvalidField
+from support.jobs import add
 from support.pages import pages_came_back
 
 GOLDEN = Path(__file__).parents[1] / "tiny" / "golden.jsonl"
@@ -94,17 +97,31 @@ def test_they_are_the_same_beside_others_that_read_the_same_prompt(engine: Engin
         other.result()
 
 
-def test_a_preempted_request_tells_each_score_once() -> None:
-    with Engine(context=256, parallel=1) as engine:
-        ids = LONG[:120]
-        alone = engine.generate(ids, sampling=SCORED).result()
-    with Engine(context=256, parallel=3) as engine:
-        hot = Sampling(temperature=9, top_k=0, max_tokens=100, ignore_eos=True)
-        long = [engine.submit(LONG[:100], sampling=hot) for _ in range(2)]
-        scored = [engine.submit(ids, sampling=SCORED) for _ in range(3)]
-        assert all(scores(request.result()) == scores(alone) for request in scored)
-        for request in long:
-            request.result()
+@pytest.mark.parametrize("when", ["while it reads", "while it decodes"])
+def test_a_preempted_request_tells_each_score_once(when: str) -> None:
+    model = load_model(BUNDLED, draft_head=False, context=2048)
+    core = LoadedCore(model, model.checkpoint.config.vocab_size)
+
+    def told(preempts: bool) -> list[tuple[TokenLogprob, ...]]:
+        scheduler = Scheduler(core, 2)
+        client = add(scheduler, LONG, max_tokens=8)
+        job = client.job
+        job.scores = job.logprobs = True
+        job.sampling = _core.Sampling(temperature=0.0, logprobs=3)
+        while not scheduler.idle:
+            scheduler.step()
+            is_moment = 0 < job.n_read < len(LONG) if when == "while it reads" else len(job.token_ids) >= 3
+            if preempts and job.session and is_moment:
+                preempts = False
+                scheduler._stop()
+                if not job.ended:  # by what landed
+                    scheduler._preempt(job)
+        assert not preempts
+        return [e.prompt_logprobs for e in client.events() if e.prompt_logprobs is not None]
+
+    (plain,) = told(False)
+    assert [one.token_id for one in plain] == LONG[1:]
+    assert told(True) == [plain]
 
 
 def test_a_failure_while_scores_are_made_is_the_requests_alone(engine: Engine) -> None:
@@ -124,6 +141,8 @@ def test_a_prompt_of_one_token_has_none(engine: Engine) -> None:
     assert scores(engine.generate([SHORT[0]], sampling=SCORED).result()) == ()
 
 
-def test_they_are_refused_without_logprobs() -> None:
+def test_they_are_refused_without_logprobs_and_with_a_thinking_budget() -> None:
     with pytest.raises(InvalidField, match="prompt_logprobs: they come with logprobs"):
         Sampling(prompt_logprobs=True)
+    with pytest.raises(InvalidField, match="prompt_logprobs: they do not go with a thinking budget"):
+        Sampling(prompt_logprobs=True, logprobs=0, thinking_budget=0)

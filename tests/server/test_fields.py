@@ -85,6 +85,37 @@ def test_a_field_of_a_message_is_treated_as_the_table_says(
             assert response.status_code == 200
 
 
+USED: dict[str, tuple[str, Any]] = {  # a role, and a value that is not what its absence means
+    "role": ("system", "system"),
+    "content": ("user", "y"),
+    "refusal": ("assistant", "no"),
+    "reasoning_content": ("assistant", "hm"),
+    "reasoning": ("assistant", "hm"),
+    "tool_calls": (
+        "assistant",
+        [{"id": "1", "function": {"name": "f", "arguments": "{}"}, "type": "function"}],
+    ),
+}
+
+
+def test_every_honoured_field_of_a_message_changes_the_prompt(server: ServerProcess) -> None:
+    def prompt_of(message: dict[str, Any]) -> list[int]:
+        messages = [{"role": "user", "content": "x"}, message, {"role": "user", "content": "z"}]
+        messages = messages[1:] if message["role"] == "system" else messages
+        options = {"chat_template_kwargs": {"preserve_thinking": True}, "return_token_ids": True}
+        body = {**BODIES["/v1/chat/completions"], **options, "messages": messages}
+        response = httpx.post(f"{server.url}/chat/completions", json=body, timeout=60)
+        assert response.status_code == 200, response.text
+        ids: list[int] = response.json()["prompt_token_ids"]
+        return ids
+
+    assert set(USED) == {name for name, rule in MESSAGE.items() if rule.kind == "honoured"}
+    for name, (role, value) in USED.items():
+        plain: dict[str, Any] = {"role": role, "content": None if name == "refusal" else "x"}
+        without = {**plain, "role": "user"} if name == "role" else plain
+        assert prompt_of({**plain, name: value}) != prompt_of(without), name
+
+
 def test_a_field_is_honoured_where_the_request_has_it_and_only_there() -> None:
     for table, model in (
         (CHAT, ChatRequest), (COMPLETIONS, CompletionRequest), (TOKENIZE, Tokenize), (DETOKENIZE, Detokenize)

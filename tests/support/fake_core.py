@@ -247,8 +247,10 @@ class FakeCore:
             return FakeLanded(session, short=True)
         self.chunks.append(tokens)
         session.rows += tokens
+        scores = [FakeDrawn(token) for token in part.scored.tolist()]
+        assert len(scores) <= len(tokens) and (not scores or session.options is not None)
         if not part.last:
-            return FakeLanded(session)
+            return FakeLanded(session, scores=scores)
         options = session.options
         assert options is not None
         # All of the reply that is read like a prompt: what was drawn, where that gives the same, and thoughts
@@ -257,7 +259,7 @@ class FakeCore:
         assert known == list(options.known[: len(known)]), "not what the reply was"
         session.reply = known
         session.script = self.script(session.rows[: options.n_prompt])
-        return FakeLanded(session, [FakeDrawn(session.draw())], session.ended)
+        return FakeLanded(session, [FakeDrawn(session.draw())], session.ended, scores=scores)
 
     def _begin_round(self, sessions: Sequence[FakeSession]) -> bool:
         """Begin a round over those that can take part; whether there is one."""

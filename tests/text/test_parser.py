@@ -184,6 +184,11 @@ def test_the_end_of_a_bare_call_is_looked_for_once() -> None:
     assert (name, json.loads(arguments)) == ("f", {"s": value})
 
 
+def test_many_calls_behind_one_that_is_not_closed_are_all_read() -> None:
+    reply = "<function=f><parameter=s>a</function>" + "\n<function=f></function>" * 1000
+    assert parse(reply) == ("", "", [ToolCall("f", '{"s": "a"}'), *[ToolCall("f", "{}")] * 1000])
+
+
 def test_without_tools_nothing_is_a_call() -> None:
     assert parse(CALL, tools=None) == ("", CALL, [])
     assert parse(BARE, tools=None) == ("", BARE, [])

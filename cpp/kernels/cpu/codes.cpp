@@ -344,7 +344,7 @@ template <int kRows, int kVectors>
 }
 
 // Inputs of kDecodedColumns matrix rows that are decoded and multiplied together; small enough to stay in the
-// first cache beside the rows.
+// first cache beside sixteen rows.
 struct Panel {
   Matrix w;  // from the panel's first column
   uint32_t k0, n;
@@ -377,8 +377,8 @@ void decode_panel(const Panel& p, uint32_t n_cols, CodeScratch& s) {
 
 // Adds the products of all rows with a decoded panel to y. The next panel is fetched on the way.
 template <int kVectors>
-void multiply_panel(const Panel& p, const Panel& next, const Blocks* x, uint32_t n_rows, CodeScratch& s,
-                    float* y) {
+void multiply_decoded(const Panel& p, const Panel& next, const Blocks* x, uint32_t n_rows, CodeScratch& s,
+                      float* y) {
   const uint32_t group = p.w.format.group, n_groups = p.n / group;
   Lines lines;
   next.list(p.w.format, lines);
@@ -386,7 +386,7 @@ void multiply_panel(const Panel& p, const Panel& next, const Blocks* x, uint32_t
   const uint32_t at_once = (lines.n + n_steps - 1) / n_steps;
   for (uint32_t r = 0, at = 0; r < n_rows;) {
     const uint32_t left = n_rows - r, some = left >= 4 ? 4 : left >= 2 ? 2 : 1;
-    const uint32_t n_lines = at + at_once * n_groups <= lines.n ? at_once : 0;
+    const uint32_t rest = (lines.n - at) / n_groups, n_lines = at_once < rest ? at_once : rest;
     const auto tile = some == 4   ? multiply_tile<4, kVectors>
                       : some == 2 ? multiply_tile<2, kVectors>
                                   : multiply_tile<1, kVectors>;
@@ -426,8 +426,8 @@ void multiply(const Matrix& w, uint32_t col0, uint32_t n_cols, const bfloat16* c
   const auto multiply_at = [&](uint32_t c, uint32_t k0, const Panel& next) {
     const Panel panel = panel_at(c, k0);
     decode_panel<kBits>(panel, n_cols - c < kDecodedColumns ? n_cols - c : kDecodedColumns, s);
-    const auto some = n_cols - c > kColumns ? multiply_panel<2> : multiply_panel<1>;
-    some(panel, next, x, n_rows, s, s.y + c);
+    const auto multiply = n_cols - c > kColumns ? multiply_decoded<2> : multiply_decoded<1>;
+    multiply(panel, next, x, n_rows, s, s.y + c);
   };
   if (size_t{n_rows} * w.n_in <= KeptBlocks::kInputs) {  // rows are turned once for all columns
     Blocks whole[kCodeRows];

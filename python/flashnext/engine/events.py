@@ -29,8 +29,8 @@ class Usage:
     """Tokens of one request.
 
     Attributes:
-        completion_tokens: All tokens drawn, thoughts and the end token included.
-        reasoning_tokens: Those of them that were drawn inside a `<think>` block.
+        completion_tokens: All tokens of the reply, thoughts and the end token included.
+        reasoning_tokens: Those of them that lie inside a `<think>` block.
         cached_tokens: Those of the prompt that were not read, since another request was reading them. They
             depend on what else ran, so they do not count where usages are compared.
     """
@@ -94,7 +94,7 @@ class Event:
     """A step of a reply.
 
     Attributes:
-        token_ids: The tokens drawn in this step.
+        token_ids: The tokens that this step adds: drawn, or written to end thoughts at their budget.
         text: What the step adds to the reply's text. Text that may still turn out to be half a character or
             part of a stop string comes with a later event, so this is often empty. For a chat it is the
             answer alone.

@@ -97,6 +97,10 @@ class Sampling:
         _check_integer("logprobs", self.logprobs, 0, MAX_TOP_LOGPROBS)
         if self.prompt_logprobs and self.logprobs is None:
             raise InvalidField("prompt_logprobs", "they come with logprobs; set logprobs too, to 0 at least")
+        if self.prompt_logprobs and self.thinking_budget is not None:
+            raise InvalidField(
+                "prompt_logprobs", "they do not go with a thinking budget; leave one of the two"
+            )
         if self.priority not in PRIORITIES:
             raise InvalidField(
                 "priority", f'expected "normal" or "background", found {self.priority!r}'[:200]

@@ -14,6 +14,8 @@ from flashnext.server.settings import Defaults
 from flashnext.text.messages import InvalidField
 
 MAX_REPLIES = 128
+MAX_SCORES = 200_000
+"""Most log-probabilities that one response tells of its prompts: they are written at once."""
 
 Prompt = str | list[int]
 

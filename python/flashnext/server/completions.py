@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from flashnext.engine.request import AsyncRequest
 from flashnext.server.body import read_object
-from flashnext.server.completion_request import CompletionRequest, Prompt
+from flashnext.server.completion_request import MAX_SCORES, CompletionRequest, Prompt
 from flashnext.server.completion_response import Choice, CompletionResponse, Echo
 from flashnext.server.logprobs import TextLogprobs
 from flashnext.server.service import Service
@@ -32,6 +32,7 @@ async def completions(service: Service, http: Request) -> Response:
     running = service.begin(http, body, len(prompts) * asked.n, "n" if len(prompts) == 1 else "prompt")
     try:
         choices: list[Choice] = []
+        n_scores = 0
         for number, prompt in enumerate(prompts):
             field = f"prompt[{number}]" if asked.has_list else "prompt"
 
@@ -50,6 +51,13 @@ async def completions(service: Service, http: Request) -> Response:
             if asked.echo:
                 text = prompt if isinstance(prompt, str) else engine.tokenizer.decode(ids)
                 echo = Echo(text, asked.scores_prompt)
+                n_scores += asked.n * len(ids) * (1 + (asked.logprobs or 0)) if asked.scores_prompt else 0
+                if n_scores > MAX_SCORES:
+                    raise InvalidField(
+                        field,
+                        f"echo with logprobs would tell {n_scores} log-probabilities, at most {MAX_SCORES} are "
+                        "told at once; send fewer tokens or prompts, or ask for fewer logprobs",
+                    )
             for i in range(asked.n):
                 logprobs = None
                 if asked.logprobs is not None:

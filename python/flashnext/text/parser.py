@@ -231,15 +231,23 @@ class ReplyParser:
 
     def _read(self, text: str) -> list[Part]:
         """Read the last characters that were taken."""
+        parts: list[Part] = []
+        while text:
+            more, text = self._read_some(text)
+            parts += more
+        return parts
+
+    def _read_some(self, text: str) -> tuple[list[Part], str]:
+        """Read up to where the state changes; returns what is behind that too."""
         if self._state is _State.THINKING:
-            return self._release(text)
+            return self._release(text), ""
         if self._state is _State.CONTENT:
             return self._read_content(text)
         if self._state is _State.CALL:
             self._call += text
-            return []
+            return [], ""
         end = self._bare.feed(text)
-        return [] if end is None else self._end_bare_call(end)
+        return ([], "") if end is None else self._end_bare_call(end)
 
     def _release(self, text: str, behind: int = 0) -> list[Part]:
         """Hold back white space at the end, drop it at the start of a block, give the rest.
@@ -263,7 +271,7 @@ class ReplyParser:
         self._given.add(self._state)
         return [Reasoning(visible, source) if self._state is _State.THINKING else Content(visible, source)]
 
-    def _read_content(self, text: str) -> list[Part]:
+    def _read_content(self, text: str) -> tuple[list[Part], str]:
         text = self._held + text
         self._held = ""
         at = self._find_call(text) if self._openings else len(text)
@@ -275,9 +283,9 @@ class ReplyParser:
         if opening is not None:
             self._enter(_State.BARE_CALL)
             self._bare = _BareCall(opening)
-            return [*parts, *self._read(rest[len(opening) :])]
+            return parts, rest[len(opening) :]
         self._held += rest
-        return parts
+        return parts, ""
 
     def _find_call(self, text: str) -> int:
         """Where a call without `<tool_call>`, or what may become one, begins; else the length of text."""
@@ -301,12 +309,14 @@ class ReplyParser:
         parts: list[Part] = []
         while self._state is _State.BARE_CALL:
             found = self._bare.text.find(_CALL_END)
-            parts += self._end_bare_call(found + len(_CALL_END) if found >= 0 else len(self._bare.text))
+            more, rest = self._end_bare_call(found + len(_CALL_END) if found >= 0 else len(self._bare.text))
+            parts += [*more, *self._read(rest)]
         return parts
 
-    def _end_bare_call(self, end: int) -> list[Part]:
+    def _end_bare_call(self, end: int) -> tuple[list[Part], str]:
+        """End a bare call there; returns the text behind it too."""
         body, rest = self._bare.text[:end], self._bare.text[end:]
-        return [*self._end_call(body, len(rest)), *(self._read(rest) if rest else [])]
+        return self._end_call(body, len(rest)), rest
 
     def _end_call(self, body: str, behind: int = 0) -> list[Part]:
         """Read a call.
