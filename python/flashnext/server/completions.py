@@ -55,8 +55,8 @@ async def completions(service: Service, http: Request) -> Response:
                 if n_scores > MAX_SCORES:
                     raise InvalidField(
                         field,
-                        f"echo with logprobs would tell {n_scores} log-probabilities, at most {MAX_SCORES} are "
-                        "told at once; send fewer tokens or prompts, or ask for fewer logprobs",
+                        f"echo with logprobs would tell {n_scores} log-probabilities, at most {MAX_SCORES} "
+                        "are told at once; send fewer tokens or prompts, or ask for fewer logprobs",
                     )
             for i in range(asked.n):
                 logprobs = None
