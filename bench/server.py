@@ -4,71 +4,110 @@
 
 First `flashnext-serve` on the bundled checkpoint is asked for streamed chats by 1 and by 8 connections at a
 time, kept open. What HTTP adds to the first token is the time from sending the request until the first piece
-of text is there, less the engine's own `first_token_ms`, which the reply tells. Then streams are opened, all
-of them idle in the queue but one, and dropped; the server's open files and memory are read before and after.
+of text has been read, less the engine's own `first_token_ms`, which the reply tells. One thread has all
+connections, and looks into no more than it needs, so that the client takes little of the processors. Longer
+replies, also 1 and 8 at a time, tell the processor time that the server's event loop takes for each streamed
+token. Then streams are opened, all of them idle in the queue but one, and dropped; the server's open files
+and memory are read before and after.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
+import itertools
 import json
+import re
 import resource
+import selectors
 import socket
 import statistics
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 SERVE = "import sys; from flashnext.cli import serve; sys.exit(serve())"
-HEADERS = {"Content-Type": "application/json"}
 TIMEOUT_S = 300.0
+TOKENS = 200
+"""Of the replies that tell the processor time of a token."""
+
+TEXT = b'"reasoning":"'
+FIRST_TOKEN = re.compile(rb'"first_token_ms":([0-9.]+)')
+END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 
 
-def body_of(n: int, **more: Any) -> str:
+def body_of(n: int, **more: Any) -> bytes:
     """A small chat, another one for each number."""
-    messages = [{"role": "user", "content": f"What is {n % 90} + 4?"}]
-    return json.dumps({"model": "flashnext", "messages": messages, "temperature": 0, "stream": True, **more})
+    messages = [{"role": "user", "content": f"What is {n} + 4?"}]
+    body = {"model": "flashnext", "messages": messages, "temperature": 0, "stream": True, **more}
+    return json.dumps(body).encode()
 
 
-def added_ms(connection: http.client.HTTPConnection, n: int) -> float:
-    """Ask once; returns what HTTP added to the first token."""
-    began = time.perf_counter()
-    connection.request("POST", "/v1/chat/completions", body_of(n, max_tokens=8), HEADERS)
-    response = connection.getresponse()
-    first_s = told_ms = None
-    for line in response:
-        if not line.startswith(b"data: {"):
-            continue
-        choice = json.loads(line[6:])["choices"][0]
-        if first_s is None and choice["delta"].get("reasoning"):
-            first_s = time.perf_counter() - began
-        if "flashnext" in choice:
-            told_ms = choice["flashnext"]["timings"]["first_token_ms"]
-    if first_s is None or told_ms is None:
-        raise SystemExit(f"server: the reply had no text (status {response.status})")
-    return first_s * 1e3 - float(told_ms)
+def request_of(body: bytes) -> bytes:
+    """The bytes of a request."""
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    return head.encode() + b"Content-Type: application/json\r\n\r\n" + body
 
 
-def ask_all(port: int, n_connections: int, n_requests: int) -> list[float]:
-    """Ask from several connections at a time; returns what HTTP added to each first token."""
+class Client:
+    """A connection that asks one streamed chat after the other.
+
+    Attributes:
+        socket: Of the connection.
+    """
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S)
+        self._sent_s = 0.0
+        self._first_s: float | None = None
+        self._seen = b""
+
+    def send(self, request: bytes) -> None:
+        """Send a request."""
+        self._seen, self._first_s = b"", None
+        self._sent_s = time.perf_counter()
+        self.socket.sendall(request)
+
+    def read(self) -> float | None:
+        """Read what is there; returns at the end of a reply what HTTP added to its first token, in ms."""
+        self._seen += self.socket.recv(1 << 16)
+        if self._first_s is None and TEXT in self._seen:
+            self._first_s = time.perf_counter()
+        if not self._seen.endswith(END):
+            return None
+        told = FIRST_TOKEN.search(self._seen)
+        if self._first_s is None or told is None:
+            raise SystemExit(f"server: the reply had no text: {self._seen[:500]!r}")
+        return (self._first_s - self._sent_s) * 1e3 - float(told[1])
+
+
+def ask_all(
+    port: int, n_connections: int, n_requests: int, numbers: Iterator[int], **more: Any
+) -> list[float]:
+    """Ask from several connections at a time; returns what HTTP added to each first token, in ms."""
     samples: list[float] = []
-
-    def client(first: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
-        for i in range(n_requests // n_connections):
-            samples.append(added_ms(connection, first + i))
-        connection.close()
-
-    threads = [threading.Thread(target=client, args=(i * 100,)) for i in range(n_connections)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    requests = iter([request_of(body_of(next(numbers), **more)) for _ in range(n_requests)])
+    with selectors.DefaultSelector() as selector, ExitStack() as stack:
+        for request in itertools.islice(requests, n_connections):
+            client = Client(port)
+            selector.register(stack.enter_context(client.socket), selectors.EVENT_READ, client)
+            client.send(request)
+        while len(samples) < n_requests:
+            for key, _ in selector.select(TIMEOUT_S):
+                added_ms = key.data.read()
+                if added_ms is not None:
+                    samples.append(added_ms)
+                    for request in itertools.islice(requests, 1):
+                        key.data.send(request)
     return samples
+
+
+def loop_s(pid: int) -> float:
+    """Processor time of a process's first thread so far, which runs the event loop (Linux)."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) * 1e-9
 
 
 def state_of(pid: int) -> tuple[int, float]:
@@ -80,9 +119,7 @@ def state_of(pid: int) -> tuple[int, float]:
 
 def open_streams(port: int, n: int) -> list[socket.socket]:
     """Send n requests for endless replies, and wait until each stream has begun."""
-    body = body_of(1, ignore_eos=True).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-    request = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+    request = request_of(body_of(1, ignore_eos=True))
     streams = [socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT_S) for _ in range(n)]
     for stream in streams:
         stream.sendall(request)
@@ -112,13 +149,19 @@ def main() -> int:
                     port = int(line.rsplit(":", 1)[1].removesuffix("/v1\n"))
                 if line.startswith("ready"):
                     break
-            ask_all(port, 1, 20)  # warm-up
+            numbers = itertools.count()  # no prompt comes twice
+            ask_all(port, 1, 20, numbers, max_tokens=8)  # warm-up
             for n_connections in (1, 8):
-                samples = sorted(ask_all(port, n_connections, args.requests))
+                samples = sorted(ask_all(port, n_connections, args.requests, numbers, max_tokens=8))
                 p90 = samples[int(len(samples) * 0.9)]
+                before_s = loop_s(process.pid)
+                n = max(n_connections, args.requests // 10)
+                ask_all(port, n_connections, n, numbers, max_tokens=TOKENS, ignore_eos=True)
+                token_us = (loop_s(process.pid) - before_s) / (n * TOKENS) * 1e6
                 print(
                     f"{n_connections} connections: the first token comes {statistics.median(samples):.2f} ms "
-                    f"later by HTTP (median of {len(samples)}; 90 % below {p90:.2f} ms)"
+                    f"later by HTTP (median of {len(samples)}; 90 % below {p90:.2f} ms); "
+                    f"the event loop takes {token_us:.0f} us of processor time for a streamed token"
                 )
             files, mib = state_of(process.pid)
             began = time.perf_counter()
@@ -130,7 +173,7 @@ def main() -> int:
             while state_of(process.pid)[0] > files and time.perf_counter() - opened < TIMEOUT_S:
                 time.sleep(0.05)
             gone = time.perf_counter()
-            samples = ask_all(port, 1, 20)
+            samples = ask_all(port, 1, 20, numbers, max_tokens=8)
             files_after, mib_after = state_of(process.pid)
             print(
                 f"{args.streams} streams: opened in {opened - began:.1f} s, gone {gone - opened:.1f} s after "

@@ -20,7 +20,9 @@ from typing import Any
 import httpx
 import openai
 import pytest
+import uvicorn
 from flashnext import _core
+from flashnext.server.run import Connection
 from support.serving import ServerThread
 
 SUM: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
@@ -173,6 +175,82 @@ def test_a_dead_engine_is_told_by_requests_and_by_health(watched: ServerThread) 
     health = httpx.get(f"{base}/health")
     assert (health.status_code, health.json()["status"]) == (503, "failed")
     assert "planted" in health.json()["error"]
+
+
+def test_a_client_that_takes_nothing_is_dropped_and_its_reply_ended() -> None:
+    server = ServerThread(patience_s=0.2)
+    try:
+        server.core.endless = True
+        with closing(begin(server, stream=True, logprobs=True, top_logprobs=20)):
+            until(lambda: server.service.queue.n_open == 1, "the reply did not begin")
+            until(lambda: server.service.queue.n_open == 0, "the reply was not ended")
+            until(lambda: server.service.n_connections() == 0, "the connection was not dropped")
+        assert server.core.n_rounds < 8000  # of what the window had room for
+        require_idle_and_well(server)
+    finally:
+        server.close()
+
+
+class Transport(asyncio.Transport):
+    """A connection whose waiting bytes a test says."""
+
+    def __init__(self, waiting: list[int]) -> None:
+        super().__init__()
+        self.waiting = waiting
+        self.aborted = asyncio.Event()
+
+    def get_write_buffer_size(self) -> int:
+        return self.waiting.pop(0)
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_slow_client_is_waited_for_as_long_as_it_takes_something() -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError("nothing is asked")
+
+    async def run() -> None:
+        config = uvicorn.Config(app, log_config=None)
+        config.load()
+        state = uvicorn.server.ServerState()
+        connection = Connection(config=config, server_state=state, app_state={}, patience_s=0.0)
+        transport = Transport([5000, 4000, 4000, 3999, 3999, 2000, 2000, 2000])
+        connection.connection_made(transport)
+        connection.pause_writing()
+        await asyncio.wait_for(transport.aborted.wait(), 30)
+        assert transport.waiting == []
+        connection.connection_lost(None)
+
+        transport = Transport([5000, 5000])
+        connection.connection_made(transport)
+        connection.pause_writing()
+        connection.resume_writing()
+        await asyncio.sleep(0.05)
+        assert not transport.aborted.is_set()
+
+    asyncio.run(run())
+
+
+def test_a_body_that_stops_is_refused_and_its_connection_closed() -> None:
+    server = ServerThread(patience_s=0.2)
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+            client.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+            )
+            answer = b"".join(iter(lambda: client.recv(4096), b""))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 408")
+        error = json.loads(body)["error"]
+        assert error["code"] == "body_timeout" and "after 1 bytes" in error["message"]
+        require_idle_and_well(server)
+    finally:
+        server.close()
 
 
 def test_a_closing_engine_ends_streams_with_an_error(watched: ServerThread) -> None:

@@ -20,6 +20,7 @@ from openai.types.chat import (
     ChatCompletionMessageParam,
 )
 from openai.types.chat import completion_create_params as chat_params
+from pydantic import ValidationError
 from support.serving import ServerProcess
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -121,6 +122,17 @@ def test_a_field_is_honoured_where_the_request_has_it_and_only_there() -> None:
         (CHAT, ChatRequest), (COMPLETIONS, CompletionRequest), (TOKENIZE, Tokenize), (DETOKENIZE, Detokenize)
     ):  # fmt: skip
         assert set(model.model_fields) == {name for name, rule in table.items() if rule.kind == "honoured"}
+
+
+def test_a_list_that_is_wrong_throughout_is_one_error() -> None:
+    # One for each element would take gigabytes for a body that may be sent.
+    for model in (ChatRequest, CompletionRequest, Tokenize, Detokenize):
+        lists = [name for name in model.model_fields if "list[" in str(model.model_fields[name].annotation)]
+        for name in lists:
+            with pytest.raises(ValidationError) as refused:
+                model.model_validate({name: [object()] * 60, "no such field": 1})
+            assert sum(error["loc"][0] == name for error in refused.value.errors()) <= 1, (model, name)
+    assert lists
 
 
 def test_every_field_that_the_openai_package_sends_is_in_a_table() -> None:

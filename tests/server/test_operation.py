@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
+import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -18,7 +21,10 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from flashnext import _core
+from flashnext.server import body, chat
 from flashnext.server.settings import Defaults
+from flashnext.text.jsontext import loads
 from support.serving import SERVE, ServerThread, free_port, server_process
 
 SUM: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
@@ -438,9 +444,14 @@ def test_the_log_has_a_line_for_each_request_and_no_text_of_it(tmp_path: Path) -
     choices = reply.json()["choices"]
     assert line["seed"] == [c["flashnext"]["seed"] for c in choices]
     assert line["token_sha"] == [c["flashnext"]["token_sha"] for c in choices]
-    assert (line["status"], line["prompt_tokens"], line["reply_tokens"]) == (200, 18, [10, 10])
+    assert (line["status"], line["prompt_tokens"], line["reply_tokens"]) == (200, [18, 18], [10, 10])
     assert line["finish"] == ["length", "length"]
-    assert (lines[ids[2]]["status"], lines[ids[2]]["path"]) == (400, "/v1/chat/completions")
+    assert line["timings"] == [c["flashnext"]["timings"] for c in choices]
+    assert line["drafts"] == [c["flashnext"]["drafts"] for c in choices]
+    assert lines[ids[1]]["prompt_tokens"] == [completion.json()["usage"]["prompt_tokens"] - 2, 2]
+    line = lines[ids[2]]
+    assert (line["status"], line["path"], line["param"]) == (400, "/v1/chat/completions", "n")
+    assert "error" not in line  # a refusal repeats what the request says
     for request_id in ids[:2]:
         done = replay(record, request_id)
         assert done.returncode == 0, done.stderr
@@ -459,6 +470,98 @@ def replay(record: Path, request_id: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", program, "replay", str(record), request_id],
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:
+    """The line of the only request."""
+    until(lambda: any(r.getMessage() == "request" for r in caplog.records), "there is no line")
+    (fields,) = [r.fields for r in caplog.records if r.getMessage() == "request"]  # type: ignore[attr-defined]
+    return dict(fields)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("error", "code", "status"),
+    [(_core.DeviceError, "device_error", 500), (_core.OutOfMemory, "out_of_memory", 503)],
+)
+def test_the_log_tells_why_a_reply_failed(
+    error: type[Exception],
+    code: str,
+    status: int,
+    stream: bool,
+    watched: ServerThread,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def fail(what: str) -> None:
+        if watched.core.n_rounds == 3:
+            raise error("the device fell over")
+
+    caplog.set_level(logging.INFO, "flashnext")
+    watched.core.before = fail
+    ask(watched, {**PLAIN, "stream": stream})
+    line = logged(caplog)
+    assert (line["code"], line["error"], line["finish"]) == (code, "the device fell over", "failed")
+    assert line["status"] == (200 if stream else status)
+
+
+def test_a_failure_of_our_own_is_told_once_with_its_request(
+    watched: ServerThread, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **more: Any) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(chat, "ChatResponse", fail)
+    caplog.set_level(logging.INFO)
+    response = ask(watched)
+    assert error_of(response, 500)["code"] == "internal"
+    assert logged(caplog)["code"] == "internal"
+    (told,) = [r for r in caplog.records if r.exc_info]
+    assert told.fields == {"id": response.headers["x-request-id"]}  # type: ignore[attr-defined]
+    assert "planted" in str(told.exc_info)
+    until(lambda: watched.engine.counts.running == 0, "the reply was not ended")
+
+
+def test_all_that_is_written_to_the_log_has_its_form() -> None:
+    with server_process("--log-format", "json") as server:
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(b"NO HTTP AT ALL\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 400")
+        server.end(signal.SIGTERM)
+        (line,) = [line for line in server.err.splitlines() if "Invalid HTTP" in line]
+        assert json.loads(line)["level"] == "warning"
+
+
+def test_choices_share_one_reading_of_their_prompt(
+    watched: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render, n = watched.engine.template.render, []
+
+    def counted(*args: Any) -> Any:
+        n.append(1)
+        return render(*args)
+
+    monkeypatch.setattr(watched.engine.template, "render", counted)
+    assert len(ask(watched, {**PLAIN, "n": 5}).json()["choices"]) == 5
+    assert len(n) == 1
+
+
+@pytest.mark.parametrize("n", [10, 100_000])
+def test_a_long_body_is_not_parsed_by_the_event_loop(
+    n: int, watched: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def thread() -> threading.Thread:
+        return threading.current_thread()
+
+    threads: list[threading.Thread] = []
+
+    def watched_loads(*args: Any, **more: Any) -> Any:
+        threads.append(threading.current_thread())
+        return loads(*args, **more)
+
+    monkeypatch.setattr(body, "loads", watched_loads)
+    assert ask(watched, {**PLAIN, "metadata": {"a": "a" * n}}).status_code == 200
+    loop_thread = asyncio.run_coroutine_threadsafe(thread(), watched.loop).result(30)
+    assert [one is loop_thread for one in threads] == [n == 10]
 
 
 def test_prompts_are_logged_where_that_is_asked_for() -> None:

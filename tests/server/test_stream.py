@@ -7,9 +7,10 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from flashnext.server.stream import ClientGone, EventStream, unless_gone
+from flashnext.server.stream import ClientGone, EventStream, while_there
 
 DISCONNECT = {"type": "http.disconnect"}
+Batches = AsyncGenerator[list[dict[str, Any]]]
 
 
 class Connection:
@@ -31,43 +32,54 @@ class Connection:
         return b"".join(m.get("body", b"") for m in self.sent).decode()
 
 
+def stream_of(batches: Batches, keepalive_s: float = 60, ends: list[bool] | None = None) -> EventStream:
+    return EventStream(batches, keepalive_s=keepalive_s, on_end=([] if ends is None else ends).append)
+
+
 def test_objects_are_framed_and_the_end_is_told() -> None:
-    async def objects() -> AsyncGenerator[dict[str, Any]]:
-        yield {"a": "é\n\n"}
-        yield {"b": 1}
+    ends: list[bool] = []
+
+    async def batches() -> Batches:
+        yield [{"a": "é\n\n"}]
+        yield []
+        yield [{"b": 1}, {"c": None}]
 
     async def run() -> Connection:
         connection = Connection()
-        await EventStream(objects())({}, connection.receive, connection.send)
+        await stream_of(batches(), ends=ends)({}, connection.receive, connection.send)
         return connection
 
     connection = asyncio.run(run())
-    assert connection.text == 'data: {"a":"é\\n\\n"}\n\ndata: {"b":1}\n\ndata: [DONE]\n\n'
-    assert connection.sent[-1].get("more_body", False) is False
+    bodies = [message.get("body") for message in connection.sent]
+    objects = 'data: {"a":"é\\n\\n"}\n\n', 'data: {"b":1}\n\ndata: {"c":null}\n\n'
+    assert bodies == [None, *(text.encode() for text in objects), b"data: [DONE]\n\n"]
+    assert [message.get("more_body", False) for message in connection.sent[1:]] == [True, True, False]
+    assert ends == [False]
 
 
 def test_a_silent_stream_is_kept_alive_by_comments() -> None:
-    async def objects() -> AsyncGenerator[dict[str, Any]]:
-        await asyncio.sleep(0.25)
-        yield {}
+    connection = Connection()
 
-    async def run() -> str:
-        connection = Connection()
-        await EventStream(objects(), keepalive_s=0.1)({}, connection.receive, connection.send)
-        return connection.text
+    async def batches() -> Batches:
+        while connection.text.count("still") < 2:
+            await asyncio.sleep(0.01)
+            yield []  # nothing that the client sees
+        yield [{}]
 
-    assert asyncio.run(run()) == ": still here\n\n" * 2 + "data: {}\n\ndata: [DONE]\n\n"
+    asyncio.run(stream_of(batches(), keepalive_s=0.1)({}, connection.receive, connection.send))
+    assert connection.text == ": still here\n\n" * 2 + "data: {}\n\ndata: [DONE]\n\n"
 
 
 @pytest.mark.parametrize("inside", [True, False])
 def test_the_objects_are_closed_when_the_client_goes(inside: bool) -> None:
     closed: list[str] = []
+    ends: list[bool] = []
 
-    async def objects() -> AsyncGenerator[dict[str, Any]]:
+    async def batches() -> Batches:
         try:
-            yield {}
+            yield [{}]
             await asyncio.sleep(60)
-            yield {}
+            yield [{}]
         finally:
             closed.append("yes")
 
@@ -81,34 +93,61 @@ def test_the_objects_are_closed_when_the_client_goes(inside: bool) -> None:
                     raise OSError("broken pipe")
                 connection.gone.set()
 
-        await asyncio.wait_for(EventStream(objects())({}, connection.receive, send), 10)
-
-    asyncio.run(run())
-    assert closed == ["yes"]
-
-
-def test_work_is_cancelled_when_the_client_goes_and_its_errors_are_its_own() -> None:
-    async def run() -> None:
-        connection = Connection()
-        cancelled = asyncio.Event()
-
-        async def work() -> None:
-            try:
-                connection.gone.set()
-                await asyncio.sleep(60)
-            except asyncio.CancelledError:
-                cancelled.set()
-                raise
-
-        with pytest.raises(ClientGone):
-            await unless_gone(connection.receive, work())
-        assert cancelled.is_set()
-
-        async def fail() -> None:
-            raise KeyError("mine")
-
-        with pytest.raises(KeyError, match="mine"):
-            await unless_gone(Connection().receive, fail())
+        await asyncio.wait_for(stream_of(batches(), ends=ends)({}, connection.receive, send), 10)
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())
+    assert (closed, ends) == (["yes"], [True])
+
+
+def test_a_block_is_cancelled_when_the_client_goes_and_its_errors_are_its_own() -> None:
+    async def run() -> None:
+        connection = Connection()
+        with pytest.raises(ClientGone):
+            async with while_there(connection.receive):
+                connection.gone.set()
+                await asyncio.sleep(60)
+        with pytest.raises(KeyError, match="mine"):
+            async with while_there(Connection().receive):
+                raise KeyError("mine")
+        async with while_there(Connection().receive):
+            pass
+        await asyncio.sleep(0)  # what was cancelled ends
+        assert len(asyncio.all_tasks()) == 1
+        task = asyncio.current_task()
+        assert task is not None and task.cancelling() == 0
+
+    asyncio.run(run())
+
+
+def test_a_client_that_goes_as_the_block_ends_cancels_nothing_behind_it() -> None:
+    async def run() -> None:
+        connection = Connection()
+        with pytest.raises(ClientGone):
+            async with while_there(connection.receive):
+                await asyncio.sleep(0)
+                connection.gone.set()
+                await asyncio.sleep(0)
+        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
+def test_who_cancels_the_request_is_not_told_that_the_client_has_gone() -> None:
+    async def serve(connection: Connection) -> None:
+        async with while_there(connection.receive):
+            await asyncio.sleep(60)
+
+    async def run(gone: bool) -> None:
+        connection = Connection()
+        task = asyncio.ensure_future(serve(connection))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        if gone:
+            connection.gone.set()
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+    for gone in (False, True):
+        asyncio.run(run(gone))

@@ -7,8 +7,10 @@ import itertools
 import os
 import queue
 import secrets
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -17,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from flashnext.checkpoint.folder import find_file, open_folder
-from flashnext.engine.core import Core, CoreOptions
+from flashnext.engine.core import Core, CoreOptions, Tokens
 from flashnext.engine.defaults import (
     DRAFTS,
     GAP_MS,
@@ -28,11 +30,12 @@ from flashnext.engine.defaults import (
 )
 from flashnext.engine.errors import ContextExceeded, EngineClosed
 from flashnext.engine.events import Counts
+from flashnext.engine.inbox import Inbox, Item, Mailbox
 from flashnext.engine.job import Deliver, Job
 from flashnext.engine.load import MAX_WINDOW, Loaded, load_model
 from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.reply import Chat, ReplyText, closing_ids
-from flashnext.engine.request import AsyncRequest, Item, Request
+from flashnext.engine.request import AsyncRequest, Request
 from flashnext.engine.sampling import Defaults, Sampling
 from flashnext.engine.scheduler import Scheduler
 from flashnext.engine.thread import EngineThread
@@ -43,12 +46,28 @@ from flashnext.text.tokenizer import Tokenizer
 
 _EXIT_TIMEOUT_S = 5.0
 SHORT_CHARS = 2048
-"""Longest prompt that the event loop itself reads."""
+"""Longest prompt that the event loop itself reads, in characters or token ids."""
 
 SEED_BITS = 53  # of a seed that is drawn here: what every JSON reader keeps of a number
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
-PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]]
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """A prompt as the model reads it; requests may share one.
+
+    Attributes:
+        token_ids: What the model reads.
+        tokens: (n,) int32, the same.
+        chat: What is known of the reply where it is the turn of a chat.
+    """
+
+    token_ids: list[int]
+    tokens: Tokens
+    chat: Chat | None = None
+
+
+PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | ReadPrompt
 
 BUNDLED = Path(__file__).parents[1] / "data" / "tiny-6bit"
 """The small trained checkpoint that travels with the package."""
@@ -154,6 +173,7 @@ class Engine:
         self._stop_ids = frozenset(self._loaded.checkpoint.stop_tokens)
         self._numbers = itertools.count(1)
         self._process = os.getpid()
+        self._loops = threading.local()  # each thread's mailbox, for the event loop that it runs
         self.parallel = _default_parallel(core) if parallel is None else parallel
         self._thread = EngineThread(Scheduler(core, self.parallel, gap_ms))
         # Also at exit: the thread must not be inside the core while the interpreter is taken down.
@@ -190,12 +210,12 @@ class Engine:
         """Answer a prompt, event by event. The request begins at once and ends where its iterator is dropped.
 
         Args:
-            prompt: Plain text, token ids, or the messages of a chat. Text and messages never give control
-                tokens but those of the chat template. Only a chat's reply is taken apart into thoughts,
-                answer and calls.
+            prompt: Plain text, token ids, the messages of a chat, or what `read_async` made of one of them.
+                Text and messages never give control tokens but those of the chat template. Only a chat's
+                reply is taken apart into thoughts, answer and calls.
             sampling: How to draw; by default as the checkpoint recommends.
-            tools: For a chat, tools in OpenAI's form.
-            options: For a chat, options of the template.
+            tools: For a chat that has not been read yet, tools in OpenAI's form.
+            options: For a chat that has not been read yet, options of the template.
 
         Returns:
             An iterator of events, the handle that `submit` returns.
@@ -218,10 +238,10 @@ class Engine:
         """Like `generate`, for those who want to cancel it or to wait for its whole result."""
         self._require_process()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        job, seed = self._job(prompt, sampling or Sampling(), tools, options, items.put)
-        request = Request(
-            job.id, seed, job.prompt.tolist(), partial(self._cancel, job), self._require_process, items
-        )
+        read = self._read_prompt(prompt, tools, options)
+        job, seed = self._job(read, sampling or Sampling(), items.put)
+        cancel = partial(self._cancel, job)
+        request = Request(job.id, seed, read.token_ids, cancel, self._require_process, items)
         self._thread.submit(job)
         return request
 
@@ -231,10 +251,25 @@ class Engine:
         Raises:
             InvalidArgument: It cannot be read or is too long.
         """
-        ids, _ = self._read_prompt(prompt, None, None)
+        ids = self._read_prompt(prompt, None, None).token_ids
         if len(ids) > self.context:
             raise ContextExceeded("prompt", _too_long(len(ids), self.context))
         return ids
+
+    async def read_async(
+        self,
+        prompt: PromptLike,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: TemplateOptions | None = None,
+    ) -> ReadPrompt:
+        """Read a prompt once for several requests; arguments and errors are those of `generate`."""
+        self._require_process()
+        # A long chat takes a while to render and to tokenize, so the event loop does not do it itself; for a
+        # short one, half a millisecond, the way to another thread and back would take longer.
+        if tools is None and _is_short(prompt):
+            return self._read_prompt(prompt, tools, options)
+        return await asyncio.to_thread(self._read_prompt, prompt, tools, options)
 
     async def generate_async(
         self,
@@ -245,21 +280,11 @@ class Engine:
         options: TemplateOptions | None = None,
     ) -> AsyncRequest:
         """Like `generate`, for asyncio: `async for event in await engine.generate_async(...)`."""
-        self._require_process()
-        loop = asyncio.get_running_loop()
-        items: asyncio.Queue[Item] = asyncio.Queue()
-
-        def deliver(item: Item) -> None:
-            loop.call_soon_threadsafe(items.put_nowait, item)
-
-        # A long chat takes a while to render and to tokenize, so the event loop does not do it itself; for a
-        # short one, half a millisecond, the way to another thread and back would take longer.
-        make = partial(self._job, prompt, sampling or Sampling(), tools, options, deliver)
-        short = tools is None and _is_short(prompt)
-        job, seed = make() if short else await asyncio.to_thread(make)
-        request = AsyncRequest(
-            job.id, seed, job.prompt.tolist(), partial(self._cancel, job), self._require_process, items
-        )
+        read = await self.read_async(prompt, tools=tools, options=options)
+        inbox = Inbox()
+        job, seed = self._job(read, sampling or Sampling(), partial(self._mailbox().put, inbox))
+        cancel = partial(self._cancel, job)
+        request = AsyncRequest(job.id, seed, read.token_ids, cancel, self._require_process, inbox)
         self._thread.submit(job)
         return request
 
@@ -289,6 +314,14 @@ class Engine:
     ) -> None:
         await asyncio.to_thread(self.close)
 
+    def _mailbox(self) -> Mailbox:
+        """Find the way into the event loop that runs here."""
+        loop = asyncio.get_running_loop()
+        mailbox: Mailbox | None = getattr(self._loops, "mailbox", None)
+        if mailbox is None or mailbox.loop is not loop:
+            mailbox = self._loops.mailbox = Mailbox(loop)
+        return mailbox
+
     def _cancel(self, job: Job) -> None:
         # In a forked child the thread's locks may be held for ever, and there is nothing to cancel.
         if os.getpid() == self._process:
@@ -301,16 +334,9 @@ class Engine:
                 "that was forked off it; make an engine after the fork"
             )
 
-    def _job(
-        self,
-        prompt: PromptLike,
-        sampling: Sampling,
-        tools: Sequence[Mapping[str, Any]] | None,
-        options: TemplateOptions | None,
-        deliver: Deliver,
-    ) -> tuple[Job, int]:
+    def _job(self, prompt: ReadPrompt, sampling: Sampling, deliver: Deliver) -> tuple[Job, int]:
         """Turn a request into a job, and check all of it; the seed is drawn here."""
-        ids, chat = self._read_prompt(prompt, tools, options)
+        ids, chat = prompt.token_ids, prompt.chat
         left = self.context - len(ids)
         if left < 1:
             raise ContextExceeded(
@@ -330,7 +356,7 @@ class Engine:
         limited = chat is not None and sampling.thinking_budget is not None
         job = Job(
             id=next(self._numbers),
-            prompt=np.asarray(ids, dtype=np.int32),
+            prompt=prompt.tokens,
             max_tokens=min(sampling.max_tokens or left, left),
             stop_ids=(frozenset() if sampling.ignore_eos else self._stop_ids)
             | frozenset(sampling.stop_token_ids),
@@ -354,7 +380,9 @@ class Engine:
 
     def _read_prompt(
         self, prompt: PromptLike, tools: Sequence[Mapping[str, Any]] | None, options: TemplateOptions | None
-    ) -> tuple[list[int], Chat | None]:
+    ) -> ReadPrompt:
+        if isinstance(prompt, ReadPrompt):
+            return prompt
         if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray):
             raise InvalidField(
                 "prompt",
@@ -362,20 +390,27 @@ class Engine:
             )
         if options is not None and not isinstance(options, TemplateOptions):
             raise InvalidField("options", f"expected TemplateOptions, found {type(options).__name__}")
+        chat = None
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif len(prompt) and isinstance(prompt[0], Mapping):
             rendered = self.template.render(prompt, tools, options)  # type: ignore[arg-type]
             if not rendered.token_ids:
                 raise InvalidField("messages", "the chat template makes nothing of them")
-            return rendered.token_ids, Chat(rendered.in_thinking, tools)
+            ids, chat = rendered.token_ids, Chat(rendered.in_thinking, tools)
         else:
-            ids = [self._check_id(f"prompt[{i}]", token_id) for i, token_id in enumerate(prompt)]
-        if tools or options:
+            ids = self._check_ids(prompt)  # type: ignore[arg-type]
+        if chat is None and (tools or options):
             raise InvalidField("tools" if tools else "options", "only a prompt of messages can have them")
         if not ids:
             raise InvalidField("prompt", "expected at least one token, found none")
-        return ids, None
+        return ReadPrompt(ids, np.asarray(ids, np.int32), chat)
+
+    def _check_ids(self, ids: Sequence[int]) -> list[int]:
+        # Nearly always all of them are right, which is soon seen.
+        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.tokenizer.n_tokens:
+            return list(ids)
+        return [self._check_id(f"prompt[{i}]", token_id) for i, token_id in enumerate(ids)]
 
     def _check_id(self, field: str, token_id: Any) -> int:
         whole = isinstance(token_id, int | np.integer) and not isinstance(token_id, bool)
@@ -401,14 +436,18 @@ def _default_parallel(core: Core) -> int:
 
 
 def _is_short(prompt: PromptLike) -> bool:
-    """Whether a prompt is at most SHORT_CHARS long, as far as that is seen at a glance."""
-    if isinstance(prompt, str):
-        return len(prompt) <= SHORT_CHARS
-    if not isinstance(prompt, list) or len(prompt) > 16:
+    """Whether a prompt is soon read, as far as that is seen at a glance."""
+    if isinstance(prompt, str | ReadPrompt):
+        return isinstance(prompt, ReadPrompt) or len(prompt) <= SHORT_CHARS
+    if not isinstance(prompt, list) or len(prompt) > SHORT_CHARS:
         return False
-    contents = [turn.get("content") if isinstance(turn, dict) else None for turn in prompt]
-    texts = [content for content in contents if isinstance(content, str)]
-    return len(texts) == len(prompt) and sum(map(len, texts)) <= SHORT_CHARS
+    if not prompt or not isinstance(prompt[0], Mapping):
+        return True
+    if len(prompt) > 16:
+        return False
+    # Reasoning, calls and parts of text may be long in many places.
+    values = [value for turn in prompt if isinstance(turn, dict) for value in turn.values()]
+    return all(isinstance(value, str) for value in values) and sum(map(len, values)) <= SHORT_CHARS
 
 
 def _close(thread: EngineThread, process: int, timeout_s: float | None) -> bool:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 
 import numpy as np
 
 from flashnext.text.parser import ToolCall
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """The log-probability of one drawn token under the model's unmodified distribution.
 
@@ -89,7 +90,7 @@ class Counts:
     forked: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Event:
     """A step of a reply.
 
@@ -151,39 +152,45 @@ class Reply:
     timings: Timings = field(default_factory=Timings, compare=False)
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
 
-
-@dataclass
-class ReplyBuilder:
-    """Adds up events."""
-
-    events: list[Event] = field(default_factory=list)
-
-    def add(self, event: Event) -> None:
-        """Take the next event."""
-        self.events.append(event)
-
-    def reply(self, seed: int) -> Reply:
-        """Put the events together; the last one must have been added."""
-        last = self.events[-1]
-        assert last.finish_reason is not None and last.usage is not None and last.token_sha is not None
-        logprobs = [p for e in self.events for p in e.logprobs or ()]
-        asked = any(e.logprobs is not None for e in self.events)
-        return Reply(
-            text="".join(e.text for e in self.events),
-            reasoning="".join(e.reasoning for e in self.events),
-            tool_calls=tuple(call for e in self.events for call in e.tool_calls),
-            token_ids=tuple(i for e in self.events for i in e.token_ids),
-            logprobs=tuple(logprobs) if asked else None,
-            text_logprobs=tuple(p for e in self.events for p in e.text_logprobs),
-            reasoning_logprobs=tuple(p for e in self.events for p in e.reasoning_logprobs),
-            finish_reason=last.finish_reason,
-            usage=last.usage,
-            token_sha=last.token_sha,
+    @classmethod
+    def of(cls, events: Sequence[Event], seed: int) -> Reply:
+        """Put all events of a request together, the last one included."""
+        whole = joined(events)
+        assert whole.finish_reason is not None and whole.usage is not None and whole.token_sha is not None
+        return cls(
+            text=whole.text,
+            reasoning=whole.reasoning,
+            tool_calls=whole.tool_calls,
+            token_ids=whole.token_ids,
+            logprobs=whole.logprobs,
+            text_logprobs=whole.text_logprobs,
+            reasoning_logprobs=whole.reasoning_logprobs,
+            finish_reason=whole.finish_reason,
+            usage=whole.usage,
+            token_sha=whole.token_sha,
             seed=seed,
-            drafts=last.drafts or Drafts(),
-            timings=last.timings or Timings(),
-            prompt_logprobs=next((p for e in self.events if (p := e.prompt_logprobs) is not None), None),
+            drafts=whole.drafts or Drafts(),
+            timings=whole.timings or Timings(),
+            prompt_logprobs=whole.prompt_logprobs,
         )
+
+
+def joined(events: Sequence[Event]) -> Event:
+    """Put consecutive events of one reply into one that says the same."""
+    if len(events) == 1:
+        return events[0]
+    logprobs = [event.logprobs for event in events if event.logprobs is not None]
+    return replace(
+        events[-1],
+        token_ids=tuple(chain.from_iterable(event.token_ids for event in events)),
+        text="".join(event.text for event in events),
+        logprobs=tuple(chain.from_iterable(logprobs)) if logprobs else None,
+        reasoning="".join(event.reasoning for event in events),
+        tool_calls=tuple(chain.from_iterable(event.tool_calls for event in events)),
+        text_logprobs=tuple(chain.from_iterable(event.text_logprobs for event in events)),
+        reasoning_logprobs=tuple(chain.from_iterable(event.reasoning_logprobs for event in events)),
+        prompt_logprobs=next((p for event in events if (p := event.prompt_logprobs) is not None), None),
+    )
 
 
 def token_sha(token_ids: Sequence[int]) -> str:

@@ -27,7 +27,7 @@ class Chat:
     tools: Sequence[Mapping[str, Any]] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Pieces:
     """What a token adds to a reply; see `Event`."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
-from flashnext.engine.events import Event, Reply, ReplyBuilder
+from flashnext.engine.events import Event, Reply, joined
+from flashnext.engine.inbox import Inbox, Item
 
-Item = Event | Exception
 Items = TypeVar("Items")
 
 
@@ -22,6 +22,8 @@ class _Handle(Generic[Items]):
         id: Number of the request in its engine.
         seed: That the reply is drawn with; another request with it gives the same reply.
         prompt_ids: The token ids that the model reads.
+        last: The event that was read last, None before the first.
+        n_read: Tokens of the events that have been read.
     """
 
     def __init__(
@@ -36,35 +38,38 @@ class _Handle(Generic[Items]):
         self.id = request_id
         self.seed = seed
         self.prompt_ids = prompt_ids
+        self.last: Event | None = None
+        self.n_read = 0
         self._cancel = cancel
         self._require_process = require_process
         self._items = items
         self._ended = False
         self._error: Exception | None = None
-        self._builder = ReplyBuilder()
+        self._events: list[Event] = []
 
     def cancel(self) -> None:
         """End the request within a chunk or a round; its last event then says "cancelled". Idempotent."""
         if not self._ended:
             self._cancel()
 
-    @property
-    def events(self) -> tuple[Event, ...]:
-        """The events that have been read so far."""
-        return tuple(self._builder.events)
-
-    def _take(self, item: Item) -> Event:
+    def _read(self, item: Item) -> Event:
         if isinstance(item, Exception):
             self._ended, self._error = True, item
             raise item
         self._ended = item.finish_reason is not None
-        self._builder.add(item)
+        self.last = item
+        self.n_read += len(item.token_ids)
         return item
+
+    def _kept(self, event: Event) -> Event:
+        """Keep an event for the whole reply."""
+        self._events.append(event)
+        return event
 
     def _reply(self) -> Reply:
         if self._error is not None:
             raise self._error
-        return self._builder.reply(self.seed)
+        return Reply.of(self._events, self.seed)
 
     def __del__(self) -> None:
         if not getattr(self, "_ended", True):
@@ -88,7 +93,7 @@ class Request(_Handle[queue.SimpleQueue[Item]]):
         if self._ended:
             raise StopIteration
         self._require_process()
-        return self._take(self._items.get())
+        return self._kept(self._read(self._items.get()))
 
     def result(self) -> Reply:
         """Wait for the end and return the whole reply, events that were read before included.
@@ -101,7 +106,7 @@ class Request(_Handle[queue.SimpleQueue[Item]]):
         return self._reply()
 
 
-class AsyncRequest(_Handle[asyncio.Queue[Item]]):
+class AsyncRequest(_Handle[Inbox]):
     """A request of the asyncio interface; used within the event loop that made it."""
 
     def __aiter__(self) -> AsyncIterator[Event]:
@@ -117,7 +122,10 @@ class AsyncRequest(_Handle[asyncio.Queue[Item]]):
         if self._ended:
             raise StopAsyncIteration
         self._require_process()
-        return self._take(await self._items.get())
+        while not self._items.items:
+            self._items.came.clear()
+            await self._items.came.wait()
+        return self._kept(self._read(self._items.items.popleft()))
 
     async def result(self) -> Reply:
         """Wait for the end and return the whole reply, events that were read before included.
@@ -125,6 +133,45 @@ class AsyncRequest(_Handle[asyncio.Queue[Item]]):
         Raises:
             Exception: What ended the request.
         """
-        async for _ in self:
-            pass
+        self._items.patient = True
+        try:
+            async for _ in self:
+                pass
+        finally:
+            self._items.patient = False
         return self._reply()
+
+
+async def arrivals(requests: Sequence[AsyncRequest]) -> AsyncGenerator[list[tuple[int, Event]]]:
+    """Read several requests together.
+
+    They are read by nobody else, and their events are not kept, so `result` cannot be had.
+
+    Yields:
+        What has come since the last time, of each request that has anything as one event, with the place of
+        the request among all.
+
+    Raises:
+        Exception: What ended one of them, once what came of it before has been given.
+    """
+    came = asyncio.Event()
+    for request in requests:
+        request._require_process()
+        request._items.came = came
+    reading = list(enumerate(requests))
+    while reading:
+        came.clear()
+        found = [(index, joined(events)) for index, request in reading if (events := _come(request))]
+        if found:
+            yield found
+            reading = [(index, request) for index, request in reading if not request._ended]
+        else:
+            await came.wait()
+
+
+def _come(request: AsyncRequest) -> list[Event]:
+    """Read what has come of a request; an error only when nothing came before it."""
+    items, events = request._items.items, list[Event]()
+    while items and not (events and isinstance(items[0], Exception)):
+        events.append(request._read(items.popleft()))
+    return events

@@ -58,9 +58,12 @@ class EngineThread:
             if self._idle():
                 self.last_step_s = time.monotonic()
             job.times.arrived = self._scheduler.now_s()
+            alone = not self._inbox  # who came before it and still waits here has woken the thread
             self._inbox.append(job)
-            self._changed.notify()
-        self._scheduler.wake()
+            if alone:
+                self._changed.notify()
+        if alone:
+            self._scheduler.wake()
 
     def cancel(self, job: Job) -> None:
         """End a job after the chunk or round that is running; its last event says "cancelled"."""

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Protocol
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from flashnext.engine.events import Event, Reply
-from flashnext.engine.request import AsyncRequest
+from flashnext.engine.request import AsyncRequest, arrivals
 from flashnext.errors import FlashnextError
 from flashnext.server.errors import RequestTimeout, envelope
-from flashnext.server.stream import ClientGone, EventStream, unless_gone
+from flashnext.server.stream import ClientGone, EventStream, while_there
 
 _log = logging.getLogger("flashnext.server")
 
@@ -37,111 +38,109 @@ class Answer(Protocol):
 
 
 class Running:
-    """Replies that are being written, and what has to happen at their end, whoever brings it about."""
+    """Replies that are being written, and what has to happen at their end, whoever brings it about.
 
-    def __init__(self, timeout_s: float, told: Callable[[Sequence[AsyncRequest], bool], None]) -> None:
+    A context that ends them where it is left by an error; else the response that `respond` makes does.
+
+    Attributes:
+        requests: The replies.
+        error: What a stream failed with.
+        left: Whether nobody reads the response any more.
+    """
+
+    def __init__(self, timeout_s: float, keepalive_s: float, told: Callable[[Running], None]) -> None:
         """Begin without replies.
 
         Args:
             timeout_s: Longest time that they may take; 0 for any.
-            told: Called once at the end with the requests, and whether their client left.
+            keepalive_s: Longest time that a stream may be silent.
+            told: Called once at the end.
         """
         self._timeout_s = timeout_s
+        self._keepalive_s = keepalive_s
         self._told = told
         self._cleanup = ExitStack()
         self._late = False
         self._ended = False
         self.requests: list[AsyncRequest] = []
-        if timeout_s:
-            self._cleanup.callback(asyncio.get_running_loop().call_later(timeout_s, self._expire).cancel)
+        self.error: Exception | None = None
+        self.left = False
 
     def hold(self, place: AbstractContextManager[None]) -> None:
         """Enter a context that ends with the replies."""
         self._cleanup.enter_context(place)
 
-    def end(self, *, left: bool = False) -> None:
-        """Cancel what still runs. Idempotent.
+    def __enter__(self) -> Self:
+        if self._timeout_s:
+            timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
+            self._cleanup.callback(timer.cancel)
+        return self
 
-        Args:
-            left: Whether nobody reads the response any more.
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._end(left=isinstance(error, ClientGone))
+
+    async def respond(self, http: Request, answer: Answer, *, stream: bool) -> Response:
+        """Write the response; it ends the replies in any case, in a stream with its own end.
+
+        Raises:
+            ClientGone: The client left before the response was whole.
+            Exception: What ended one of the replies.
         """
+        if stream:
+            return EventStream(self._batches(answer), keepalive_s=self._keepalive_s, on_end=self._end)
+        async with while_there(http.receive):
+            replies = await self._results()
+        response = JSONResponse(answer.whole(replies))
+        self._end(left=False)
+        return response
+
+    def _end(self, left: bool) -> None:
+        """Cancel what still runs. Idempotent."""
         if self._ended:
             return
         self._ended = True
+        self.left = left
         for request in self.requests:
             request.cancel()
         self._cleanup.close()
-        self._told(self.requests, left)
-
-    async def respond(self, http: Request, answer: Answer, *, stream: bool, keepalive_s: float) -> Response:
-        """Write the response; it ends the replies in any case, in a stream with its own end."""
-        if stream:
-            return EventStream(self._objects(answer), keepalive_s, on_end=self.end)
-        left = False
-        try:
-            return JSONResponse(answer.whole(await unless_gone(http.receive, self._results())))
-        except ClientGone:
-            left = True
-            return Response(status_code=499)  # nobody reads it
-        finally:
-            self.end(left=left)
+        self._told(self)
 
     async def _results(self) -> list[Reply]:
-        async for _ in self._events():
-            pass
-        return [await request.result() for request in self.requests]
+        self._require_time()
+        tasks = [asyncio.ensure_future(request.result()) for request in self.requests]
+        try:
+            replies = await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+        self._require_time()
+        return replies
 
-    async def _objects(self, answer: Answer) -> AsyncGenerator[dict[str, Any]]:
+    async def _batches(self, answer: Answer) -> AsyncGenerator[list[dict[str, Any]]]:
         """Write the objects of a stream; an error in the middle is its last."""
         try:
-            for chunk in answer.first_chunks():
-                yield chunk
-            async for index, event in self._events():
-                for chunk in answer.chunks(index, event):
-                    yield chunk
-            for chunk in answer.last_chunks():
-                yield chunk
+            yield answer.first_chunks()
+            async for came in arrivals(self.requests):
+                self._require_time()
+                yield [chunk for index, event in came for chunk in answer.chunks(index, event)]
+            yield answer.last_chunks()
         except Exception as error:
             if not isinstance(error, FlashnextError):
                 _log.exception("a stream failed")
-            yield envelope(error)[1]
+            self.error = error
+            yield [envelope(error)[1]]
 
-    async def _events(self) -> AsyncIterator[tuple[int, Event]]:
-        """Give the events of all replies as they come.
-
-        Raises:
-            RequestTimeout: The replies' time is over.
-        """
-        steps: dict[asyncio.Task[Event | None], int] = {}
-        try:
-            for index, request in enumerate(self.requests):
-                steps[_next_of(request)] = index
-            while steps:
-                done, _ = await asyncio.wait(steps, return_when=asyncio.FIRST_COMPLETED)
-                for step in sorted(done, key=lambda step: steps[step]):
-                    index = steps.pop(step)
-                    event = step.result()
-                    if self._late:
-                        raise RequestTimeout(
-                            f"the reply took longer than {self._timeout_s:g} s, the server's "
-                            "--request-timeout; ask for fewer tokens"
-                        )
-                    if event is not None:
-                        yield index, event
-                        steps[_next_of(self.requests[index])] = index
-        finally:
-            for step in steps:
-                step.cancel()
-            await asyncio.gather(*steps, return_exceptions=True)
+    def _require_time(self) -> None:
+        if self._late:
+            raise RequestTimeout(
+                f"the reply took longer than {self._timeout_s:g} s, the server's --request-timeout; "
+                "ask for fewer tokens"
+            )
 
     def _expire(self) -> None:
         self._late = True
         for request in self.requests:
             request.cancel()
-
-
-def _next_of(request: AsyncRequest) -> asyncio.Task[Event | None]:
-    async def step() -> Event | None:
-        return await anext(request, None)
-
-    return asyncio.ensure_future(step())

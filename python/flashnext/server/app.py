@@ -10,13 +10,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import ASGIApp
 
 from flashnext.errors import FlashnextError
 from flashnext.server import chat, completions, info, openapi, tokens
-from flashnext.server.errors import response
+from flashnext.server.errors import ErrorResponse
 from flashnext.server.guard import guarded
 from flashnext.server.log import RequestLog
 from flashnext.server.service import Service
+from flashnext.server.stream import ClientGone
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
 
@@ -39,18 +41,24 @@ async def _on_error(http: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         headers = error.headers
         error = HTTPException(error.status_code, f"{http.method} {http.url.path}: {error.detail}")
-    return response(error, headers)
+    return ErrorResponse(error, headers)
+
+
+async def _on_gone(http: Request, error: Exception) -> Response:
+    return Response(status_code=499)  # nobody reads it
 
 
 def create_app(service: Service) -> RequestLog:
     """Make the ASGI application."""
-    app = Starlette(
+    app: ASGIApp = Starlette(
         routes=[Route(path, partial(handler, service), methods=[method]) for method, path, handler in ROUTES],
         exception_handlers={
+            ClientGone: _on_gone,
             FlashnextError: _on_error,
             MemoryError: _on_error,
             HTTPException: _on_error,
             Exception: _on_error,
         },
     )
-    return RequestLog(guarded(app, service.settings, lambda: service.n_connections()), service)
+    app = guarded(app, service.settings, lambda: service.n_connections())
+    return RequestLog(app, new_id=service.new_id, clock_s=service.clock_s)

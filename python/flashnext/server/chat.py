@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
-from flashnext.engine.request import AsyncRequest
-from flashnext.server.body import read_object
+from flashnext.engine.sampling import Sampling
+from flashnext.server.body import read_body
 from flashnext.server.chat_request import ChatRequest
 from flashnext.server.chat_response import ChatResponse
 from flashnext.server.logprobs import ChatLogprobs
 from flashnext.server.service import Service
+from flashnext.text.template import TemplateOptions
 
 
 async def chat(service: Service, http: Request) -> Response:
     """Answer a chat with one reply or more."""
-    try:
-        body = await read_object(http, service.settings.max_body_bytes)
-    except ClientDisconnect:
-        return Response(status_code=499)
-    asked = ChatRequest.read(body, service.unknown)
-    service.require_model(asked.model)
-    engine = service.engine
     defaults = service.settings.defaults
-    sampling, options = asked.sampling(defaults, engine.context), asked.options(defaults)
-    tools = asked.template_tools
 
-    async def first(seed: int | None) -> AsyncRequest:
-        return await engine.generate_async(
-            asked.messages,
-            sampling=replace(sampling, seed=seed),
-            tools=tools,
-            options=options,
-        )
+    def read(body: dict[str, Any]) -> tuple[ChatRequest, Sampling, list[Any] | None, TemplateOptions]:
+        asked = ChatRequest.read(body, service.unknown)
+        service.require_model(asked.model)
+        sampling = asked.sampling(defaults, service.engine.context)
+        return asked, sampling, asked.template_tools, asked.options(defaults)
 
-    running = service.begin(http, body, asked.n)
-    try:
-        running.requests = await service.choices(first, asked.n, sampling.seed)
+    body, (asked, sampling, tools, options) = await read_body(http, service.settings, read)
+    engine = service.engine
+    with service.begin(http, body, asked.n) as running:
+        prompt = await engine.read_async(asked.messages, tools=tools, options=options)
+        running.requests = await service.choices(prompt, sampling, asked.n)
         answer = ChatResponse(
             id=f"chatcmpl-{service.new_id()}",
             model=service.name,
@@ -52,9 +44,4 @@ async def chat(service: Service, http: Request) -> Response:
             new_call_id=lambda: f"call_{service.new_id()}",
             logprobs=ChatLogprobs(engine.tokenizer) if asked.logprobs else None,
         )
-        return await running.respond(
-            http, answer, stream=asked.stream, keepalive_s=service.settings.keepalive_s
-        )
-    except BaseException:
-        running.end()
-        raise
+        return await running.respond(http, answer, stream=asked.stream)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from flashnext.engine.sampling import Sampling
-from flashnext.server.drawing import Drawing, top_logprobs
+from flashnext.server.drawing import Drawing, check_top_logprobs
 from flashnext.server.fields import CHAT, Unknown, know_messages
 from flashnext.server.settings import Defaults
 from flashnext.text.messages import InvalidField
@@ -81,7 +81,7 @@ class ChatPrompt(BaseModel):
 class ChatRequest(ChatPrompt, Drawing):
     """The honoured fields. Messages, tools and template options are checked where they are used."""
 
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: list[dict[str, Any]] = Field(min_length=1, fail_fast=True)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool = False
     top_logprobs: int | None = None
@@ -99,7 +99,7 @@ class ChatRequest(ChatPrompt, Drawing):
         know_messages(request.messages, unknown)
         if request.top_logprobs and not request.logprobs:
             raise InvalidField("top_logprobs", "needs logprobs: true")
-        top_logprobs(request.top_logprobs, "top_logprobs")
+        check_top_logprobs(request.top_logprobs, "top_logprobs")
         return request
 
     def sampling(self, defaults: Defaults, context: int) -> Sampling:

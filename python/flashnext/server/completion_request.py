@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import Field
 
 from flashnext.engine.sampling import Sampling
-from flashnext.server.drawing import Drawing, top_logprobs
+from flashnext.server.drawing import Drawing, check_top_logprobs
 from flashnext.server.fields import COMPLETIONS, Unknown
 from flashnext.server.settings import Defaults
 from flashnext.text.messages import InvalidField
@@ -36,7 +36,7 @@ class CompletionRequest(Drawing):
             InvalidField: The first field that is refused, unknown where those are, or out of its range.
         """
         request = cls.check(body, COMPLETIONS, unknown)
-        top_logprobs(request.logprobs, "logprobs")
+        check_top_logprobs(request.logprobs, "logprobs")
         if request.max_tokens == 0 and not request.echo:
             raise InvalidField("max_tokens", "0 is for echo: true; otherwise give 1 or more")
         n = len(request.prompts()) * request.n

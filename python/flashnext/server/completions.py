@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from typing import Any
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from flashnext.engine.request import AsyncRequest
-from flashnext.server.body import read_object
+from flashnext.engine.sampling import Sampling
+from flashnext.server.body import read_body
 from flashnext.server.completion_request import MAX_SCORES, CompletionRequest, Prompt
 from flashnext.server.completion_response import Choice, CompletionResponse, Echo
 from flashnext.server.logprobs import TextLogprobs
@@ -20,31 +22,27 @@ from flashnext.text.messages import InvalidField
 
 async def completions(service: Service, http: Request) -> Response:
     """Continue texts, each with one reply or more."""
-    try:
-        body = await read_object(http, service.settings.max_body_bytes)
-    except ClientDisconnect:
-        return Response(status_code=499)
-    asked = CompletionRequest.read(body, service.unknown)
-    service.require_model(asked.model)
+
+    def read(body: dict[str, Any]) -> tuple[CompletionRequest, Sampling, list[Prompt]]:
+        asked = CompletionRequest.read(body, service.unknown)
+        service.require_model(asked.model)
+        sampling = asked.sampling(service.settings.defaults, service.engine.context)
+        return asked, sampling, asked.prompts()
+
+    body, (asked, sampling, prompts) = await read_body(http, service.settings, read)
     engine = service.engine
-    sampling = asked.sampling(service.settings.defaults, engine.context)
-    prompts = asked.prompts()
-    running = service.begin(http, body, len(prompts) * asked.n, "n" if len(prompts) == 1 else "prompt")
-    try:
+    n = len(prompts) * asked.n
+    with service.begin(http, body, n, "n" if len(prompts) == 1 else "prompt") as running:
         choices: list[Choice] = []
         n_scores = 0
         for number, prompt in enumerate(prompts):
             field = f"prompt[{number}]" if asked.has_list else "prompt"
-
-            async def first(seed: int | None, prompt: Prompt = prompt) -> AsyncRequest:
-                return await engine.generate_async(prompt, sampling=replace(sampling, seed=seed))
-
             requests: list[AsyncRequest] = []
             with _told_as(field):
                 if asked.max_tokens == 0 and not asked.scores_prompt:
-                    ids = engine.check_prompt(prompt)
+                    ids = await asyncio.to_thread(engine.check_prompt, prompt)
                 else:
-                    requests = await service.choices(first, asked.n, sampling.seed)
+                    requests = await service.choices(await engine.read_async(prompt), sampling, asked.n)
                     running.requests += requests
                     ids = requests[0].prompt_ids
             echo = None
@@ -75,12 +73,7 @@ async def completions(service: Service, http: Request) -> Response:
             end_usage=asked.stream_usage,
             each_usage=asked.stream_options.continuous_usage_stats,
         )
-        return await running.respond(
-            http, answer, stream=asked.stream, keepalive_s=service.settings.keepalive_s
-        )
-    except BaseException:
-        running.end()
-        raise
+        return await running.respond(http, answer, stream=asked.stream)
 
 
 @contextmanager

@@ -46,7 +46,7 @@ class Drawing(BaseModel):
     logit_bias: dict[str, Any] = {}
     ignore_eos: bool = False
     min_tokens: int = Field(0, ge=0)
-    stop_token_ids: list[int] = Field([], max_length=64)
+    stop_token_ids: list[int] = Field([], max_length=64, fail_fast=True)
     draft: bool = True
     priority: str = "normal"
     return_token_ids: bool = False
@@ -146,16 +146,14 @@ class Drawing(BaseModel):
         return bias
 
 
-def top_logprobs(wanted: int | None, field: str) -> int:
+def check_top_logprobs(wanted: int | None, field: str) -> None:
     """Check how many of the likeliest tokens are to be told.
 
     Raises:
         InvalidField: More than the engine gives.
     """
-    n = wanted or 0
-    if not 0 <= n <= MAX_TOP_LOGPROBS:
-        raise InvalidField(field, f"should be from 0 to {MAX_TOP_LOGPROBS}, found {n}"[:200])
-    return n
+    if wanted is not None and not 0 <= wanted <= MAX_TOP_LOGPROBS:
+        raise InvalidField(field, f"should be from 0 to {MAX_TOP_LOGPROBS}, found {wanted}"[:200])
 
 
 def invalid(error: ValidationError) -> InvalidField:

@@ -7,6 +7,7 @@ from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
 
 from flashnext.engine.errors import ContextExceeded, EngineClosed, EngineFailed
 from flashnext.errors import DeviceError, FlashnextError, InvalidArgument, OutOfMemory
@@ -19,6 +20,10 @@ class ModelNotFound(InvalidField):
 
 class BodyTooLarge(InvalidArgument):
     """The request's body is longer than the server reads."""
+
+
+class BodyTimeout(InvalidArgument):
+    """The rest of the request's body did not come."""
 
 
 class WrongContentType(InvalidArgument):
@@ -66,6 +71,7 @@ _INVALID = "invalid_request_error"
 TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (ModelNotFound, 404, _INVALID, "model_not_found"),
     (BodyTooLarge, 413, _INVALID, "body_too_large"),
+    (BodyTimeout, 408, _INVALID, "body_timeout"),
     (WrongContentType, 415, _INVALID, "unsupported_media_type"),
     (HostRefused, 403, _INVALID, "host_not_allowed"),
     (KeyRefused, 401, _INVALID, "invalid_api_key"),
@@ -96,15 +102,34 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
     )
 
 
-def response(error: Exception, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Answer with an error."""
+def logged(error: Exception) -> dict[str, Any]:
+    """Say for the log what an error is: its text only where that is the server's own words."""
     status, body = envelope(error)
-    more = dict(headers or {})
-    if isinstance(error, Unready):
-        more["retry-after"] = str(error.retry_after_s)
-    if isinstance(error, KeyRefused):
-        more["www-authenticate"] = "Bearer"
-    return JSONResponse(body, status, more)
+    told = body["error"]
+    named = {key: told[key] for key in ("code", "param") if told[key] is not None}
+    return {**named, "error": told["message"]} if status >= 500 else named
+
+
+class ErrorResponse(JSONResponse):
+    """Answers with an error, and tells it to the log's line of the request."""
+
+    def __init__(self, error: Exception, headers: Mapping[str, str] | None = None) -> None:
+        """Write an error."""
+        status, body = envelope(error)
+        more = dict(headers or {})
+        if isinstance(error, Unready):
+            more["retry-after"] = str(error.retry_after_s)
+        if isinstance(error, KeyRefused):
+            more["www-authenticate"] = "Bearer"
+        if isinstance(error, BodyTimeout):
+            more["connection"] = "close"
+        super().__init__(body, status, more)
+        self._logged = logged(error)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        scope["state"]["detail"].update(self._logged)
+        await super().__call__(scope, receive, send)
 
 
 def _body(message: str, error_type: str, param: str | None, code: str | None) -> dict[str, Any]:

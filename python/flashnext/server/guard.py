@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from flashnext.server.errors import HostRefused, KeyRefused, TooManyConnections, response
+from flashnext.server.errors import ErrorResponse, HostRefused, KeyRefused, TooManyConnections
 from flashnext.server.settings import Settings
 
 OPEN_PATHS = ("/health", "/livez")
@@ -37,7 +37,7 @@ class Guard:
             headers = Headers(scope=scope)
             refusal = self._host(headers) or self._key(scope["path"], headers) or self._crowd()
             if refusal is not None:
-                await response(refusal)(scope, receive, send)
+                await ErrorResponse(refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

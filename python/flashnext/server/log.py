@@ -5,33 +5,42 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flashnext.server.guard import OPEN_PATHS
-from flashnext.server.service import Service
 
 _log = logging.getLogger("flashnext.request")
+_OTHERS = ("uvicorn.error", "asyncio")
 
 
 class RequestLog:
     """Gives each request an id, tells it in `x-request-id`, and logs what became of the request."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, *, new_id: Callable[[], str], clock_s: Callable[[], float]) -> None:
+        """Wrap an application, which finds what its line will tell in the scope's `state["detail"]`.
+
+        Args:
+            app: The application.
+            new_id: Makes the random part of ids.
+            clock_s: A clock that never goes back.
+        """
         self._app = app
-        self._service = service
+        self._new_id = new_id
+        self._clock_s = clock_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = f"req_{self._service.new_id()}"
+        request_id = f"req_{self._new_id()}"
         detail: dict[str, Any] = {"id": request_id}
         scope.setdefault("state", {})["detail"] = detail
-        began = self._service.clock_s()
+        began = self._clock_s()
         status = 0
 
         async def tell(message: Message) -> None:
@@ -44,6 +53,9 @@ class RequestLog:
 
         try:
             await self._app(scope, receive, tell)
+        except Exception:
+            # Told here, with the id, and not once more by who called: it closes what was not answered whole.
+            _log.exception("a request failed", extra={"fields": {"id": request_id}})
         finally:
             quiet = scope["path"] in OPEN_PATHS and status == 200
             fields: dict[str, Any] = {
@@ -51,7 +63,7 @@ class RequestLog:
                 "method": scope["method"],
                 "path": scope["path"],
                 "status": status or 499,
-                "ms": round((self._service.clock_s() - began) * 1e3, 1),
+                "ms": round((self._clock_s() - began) * 1e3, 1),
                 **detail,
             }
             _log.log(logging.DEBUG if quiet else logging.INFO, "request", extra={"fields": fields})
@@ -97,7 +109,10 @@ def set_up(level: str, form: str, stream: TextIO = sys.stderr) -> None:
     text = stream.isatty() if form == "auto" else form == "text"
     handler = logging.StreamHandler(stream)
     handler.setFormatter(TextLines() if text else JsonLines())
-    root = logging.getLogger("flashnext")
-    root.handlers[:] = [handler]
-    root.setLevel(level.upper())
-    root.propagate = False
+    lowest = logging.getLevelNamesMapping()[level.upper()]
+    # What the HTTP server and the event loop have to say of failures belongs into the same lines.
+    for name, least in (("flashnext", lowest), *((name, max(lowest, logging.WARNING)) for name in _OTHERS)):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.setLevel(least)
+        logger.propagate = False

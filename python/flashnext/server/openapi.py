@@ -135,7 +135,7 @@ def _body(model: type[BaseModel], table: fields.Table, exact: Mapping[str, Any] 
     """Make a body's schema: honoured fields by the model, save as `exact` says, the rest by the table."""
     schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
     properties = {
-        name: {**_nullable(value), **exact.get(name, {})} for name, value in schema["properties"].items()
+        name: {**_untitled(value), **exact.get(name, {})} for name, value in schema["properties"].items()
     }
     for name, rule in table.items():
         if rule.kind == "harmless":
@@ -145,7 +145,7 @@ def _body(model: type[BaseModel], table: fields.Table, exact: Mapping[str, Any] 
     return {"type": "object", "properties": properties, "required": schema.get("required", [])}
 
 
-def _nullable(schema: dict[str, Any]) -> dict[str, Any]:
+def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key != "title"}
 
 

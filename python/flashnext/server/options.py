@@ -98,6 +98,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="longest time of a reply in seconds, 0 for any (default 0)",
     )
     limits.add_argument(
+        "--client-timeout",
+        type=_number(0.1, math.inf),
+        default=60.0,
+        metavar="S",
+        help="a client that stops sending a body, or taking a response, is left after so many seconds "
+        "(default 60)",
+    )
+    limits.add_argument(
         "--drain",
         type=_number(0, math.inf),
         default=10.0,
@@ -184,6 +192,7 @@ def settings_of(args: argparse.Namespace, name: str, also: Sequence[str]) -> Set
         timeout_s=args.request_timeout,
         stall_s=args.stall_timeout,
         drain_s=args.drain,
+        patience_s=args.client_timeout,
         log_prompts=args.log_prompts,
         record=args.record,
     )

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any, cast
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flashnext.server.app import create_app
 from flashnext.server.service import Service
@@ -16,6 +19,82 @@ GRACE_S = 1.0
 """Seconds that connections have to take their last bytes once their replies have ended."""
 
 MAX_HEADER_BYTES = 64 * 1024
+
+
+class _Gathering:
+    """A transport that sends as one what is written before the event loop goes on.
+
+    Each sending costs a system call and wakes the client, and a stream's last chunk, its end, and the end of
+    its body are written one right after the other.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._gathered: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._gathered:
+            self._loop.call_soon(self._send)
+        self._gathered.append(data)
+
+    def close(self) -> None:
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._gathered:
+            self._transport.write(b"".join(self._gathered))
+            self._gathered.clear()
+
+
+class Connection(H11Protocol):
+    """A connection that is dropped once its client has taken nothing of what waits for it for a while.
+
+    Whatever is sent to such a client waits for it, and without an end would hold a place among the replies.
+    """
+
+    def __init__(self, *args: Any, patience_s: float, **kwargs: Any) -> None:
+        """Take what uvicorn gives a connection, and for how long a client may take nothing."""
+        super().__init__(*args, **kwargs)
+        self._patience_s = patience_s
+        self._looking: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to serve."""
+        super().connection_made(cast(asyncio.Transport, _Gathering(transport, self.loop)))
+
+    def pause_writing(self) -> None:
+        """Begin to look whether the client takes anything."""
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        """Stop looking."""
+        super().resume_writing()
+        self._stop_looking()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop looking, and end what is served."""
+        self._stop_looking()
+        super().connection_lost(exc)
+
+    def _look_later(self) -> None:
+        waits = self.transport.get_write_buffer_size()
+        self._looking = self.loop.call_later(self._patience_s, self._look, waits)
+
+    def _look(self, waited: int) -> None:
+        if self.transport.get_write_buffer_size() < waited:
+            self._look_later()
+        else:
+            self.transport.abort()
+
+    def _stop_looking(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
 
 
 class HttpServer(uvicorn.Server):
@@ -37,9 +116,10 @@ class HttpServer(uvicorn.Server):
                 create_app(service),
                 access_log=False,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-                http="h11",
+                http=partial(Connection, patience_s=service.settings.patience_s),  # type: ignore[arg-type]
                 lifespan="off",
                 log_config=None,
+                proxy_headers=False,
                 loop="asyncio",
                 server_header=False,
                 ws="none",

@@ -7,20 +7,22 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from starlette.requests import Request
 
-from flashnext.engine.engine import Engine
+from flashnext.engine.engine import Engine, ReadPrompt
+from flashnext.engine.events import Event
 from flashnext.engine.request import AsyncRequest
-from flashnext.engine.sampling import choice_seed
+from flashnext.engine.sampling import Sampling, choice_seed
 from flashnext.server.answering import Running
-from flashnext.server.errors import ModelLoading, ModelNotFound
+from flashnext.server.errors import ModelLoading, ModelNotFound, logged
 from flashnext.server.fields import Unknown
 from flashnext.server.queue import Queue
 from flashnext.server.record import Record
 from flashnext.server.settings import Settings
+from flashnext.server.usage import extras
 from flashnext.version import VERSION
 
 _log = logging.getLogger("flashnext.server")
@@ -37,6 +39,9 @@ class Service:
         unknown: What is done about unknown fields.
         stage: What is being loaded, while the engine is not there.
         n_connections: Counts the open connections.
+        loaded: The engine, None while it is being loaded.
+        queue: The open replies.
+        fingerprint: What stands for the model, its numbers and this version.
     """
 
     def __init__(
@@ -63,20 +68,15 @@ class Service:
         self.now = now
         self.clock_s = clock_s
         self.new_id = new_id
-        self._engine: Engine | None = None
-        self._queue = Queue(1, settings.max_queue, clock_s)
-        self._fingerprint = ""
+        self.loaded: Engine | None = None
+        self.queue = Queue(1, settings.max_queue, clock_s)
+        self.fingerprint = ""
 
     def ready(self, engine: Engine) -> None:
         """Take the engine; it stays the caller's to close."""
-        self._queue = Queue(engine.parallel, self.settings.max_queue, self.clock_s)
-        self._fingerprint = _fingerprint(engine)
-        self._engine = engine
-
-    @property
-    def loaded(self) -> Engine | None:
-        """The engine, None while it is being loaded."""
-        return self._engine
+        self.queue = Queue(engine.parallel, self.settings.max_queue, self.clock_s)
+        self.fingerprint = _fingerprint(engine)
+        self.loaded = engine
 
     @property
     def engine(self) -> Engine:
@@ -85,9 +85,9 @@ class Service:
         Raises:
             ModelLoading: It is not there yet.
         """
-        if self._engine is None:
+        if self.loaded is None:
             raise ModelLoading(f"the model is being loaded ({self.stage}); try again later", 5)
-        return self._engine
+        return self.loaded
 
     @property
     def percent(self) -> int:
@@ -97,25 +97,15 @@ class Service:
     @property
     def stalled_s(self) -> float:
         """For how long the engine's step has lasted, while it has anything to do; else 0."""
-        if self._engine is None:
+        if self.loaded is None:
             return 0.0
-        counts = self._engine.counts
-        return self.clock_s() - self._engine.last_step_s if counts.waiting + counts.running else 0.0
-
-    @property
-    def queue(self) -> Queue:
-        """The open replies."""
-        return self._queue
+        counts = self.loaded.counts
+        return self.clock_s() - self.loaded.last_step_s if counts.waiting + counts.running else 0.0
 
     @property
     def name(self) -> str:
         """The name of the model that replies carry."""
         return self.settings.names[0]
-
-    @property
-    def fingerprint(self) -> str:
-        """What stands for the model, its numbers and this version."""
-        return self._fingerprint
 
     def require_model(self, name: str) -> None:
         """Refuse a model that is not served.
@@ -139,29 +129,24 @@ class Service:
             QueueFull: There are not that many now.
             InvalidField: There are never that many.
         """
-        detail: dict[str, Any] = http.scope.setdefault("state", {}).setdefault("detail", {})
-
+        detail: dict[str, Any] = http.state.detail
         if self.settings.log_prompts:
             detail["body"] = body
 
-        def told(requests: Sequence[AsyncRequest], left: bool) -> None:
-            detail.update(_told(requests, left))
+        def told(running: Running) -> None:
+            detail.update(_told(running))
             if self.settings.record is not None:
-                self._record(detail.get("id", ""), http.url.path, body, requests)
+                self._record(detail["id"], http.url.path, body, running.requests)
 
-        running = Running(self.settings.timeout_s, told)
-        try:
-            running.hold(self._queue.place(n, field))
-        except BaseException:
-            running.end()
-            raise
+        running = Running(self.settings.timeout_s, self.settings.keepalive_s, told)
+        running.hold(self.queue.place(n, field))
         return running
 
     def _record(
         self, request_id: str, route: str, body: Mapping[str, Any], requests: Sequence[AsyncRequest]
     ) -> None:
         """Keep a request that can be replayed: one whose replies have all come to their end."""
-        last = [request.events[-1] if request.events else None for request in requests]
+        last = [request.last for request in requests]
         shas = [event.token_sha for event in last if event and event.finish_reason in ("stop", "length")]
         if not requests or len(shas) < len(requests) or self.settings.record is None:
             return
@@ -183,19 +168,19 @@ class Service:
         except OSError as error:
             _log.warning("%s: the request could not be recorded: %s", self.settings.record, error.strerror)
 
-    async def choices(self, first: Callable[..., Any], n: int, seed: int | None) -> list[AsyncRequest]:
+    async def choices(self, prompt: ReadPrompt, sampling: Sampling, n: int) -> list[AsyncRequest]:
         """Begin n replies to one prompt, each as a request with its choice's seed would begin it.
 
         Args:
-            first: Begins a reply with a seed; None draws one.
+            prompt: What they answer.
+            sampling: How they are drawn; its seed is that of the first.
             n: How many.
-            seed: Of the first.
         """
-        requests: list[AsyncRequest] = [await first(seed)]
-        base = requests[0].seed
+        requests: list[AsyncRequest] = []
         try:
-            for i in range(1, n):
-                requests.append(await first(choice_seed(base, i)))
+            for i in range(n):
+                drawn = replace(sampling, seed=choice_seed(requests[0].seed, i)) if i else sampling
+                requests.append(await self.engine.generate_async(prompt, sampling=drawn))
         except BaseException:
             for request in requests:
                 request.cancel()
@@ -203,20 +188,21 @@ class Service:
         return requests
 
 
-def _told(requests: Sequence[AsyncRequest], left: bool) -> dict[str, Any]:
-    """Say for the log what became of replies."""
-    if not requests:
-        return {}
-    last = [request.events[-1] if request.events else None for request in requests]
-    out: dict[str, Any] = {
-        "prompt_tokens": len(requests[0].prompt_ids),
-        "reply_tokens": [sum(len(e.token_ids) for e in request.events) for request in requests],
-        "seed": [request.seed for request in requests],
-        "finish": ["client left" if left else (event and event.finish_reason) or "failed" for event in last],
-        "token_sha": [event and event.token_sha for event in last],
-    }
+def _told(running: Running) -> dict[str, Any]:
+    """Say for the log what became of replies: of each, where there are several."""
+    told = [_told_of(request, running.left) for request in running.requests]
+    keys = dict.fromkeys(key for one in told for key in one)
+    out = told[0] if len(told) == 1 else {key: [one.get(key) for one in told] for key in keys}
+    return {**out, **(logged(running.error) if running.error else {})}
+
+
+def _told_of(request: AsyncRequest, left: bool) -> dict[str, Any]:
+    last = request.last or Event()
     return {
-        key: value[0] if isinstance(value, list) and len(value) == 1 else value for key, value in out.items()
+        "prompt_tokens": len(request.prompt_ids),
+        "reply_tokens": request.n_read,
+        "finish": "client left" if left else last.finish_reason or "failed",
+        **extras(last, request.seed),
     }
 
 

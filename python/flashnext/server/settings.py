@@ -43,6 +43,8 @@ class Settings:
         stall_s: An engine that is in one step for this long counts as wedged.
         drain_s: How long open replies may go on once the server is told to end.
         keepalive_s: A stream sends a comment whenever the client has seen nothing for this long.
+        patience_s: A client that sends nothing more of a body, or takes nothing of a response, for this long
+            is not waited for any more.
         log_prompts: Log what requests say.
         record: File to which finished requests are appended, so that they can be replayed.
     """
@@ -61,5 +63,6 @@ class Settings:
     stall_s: float = 120.0
     drain_s: float = 10.0
     keepalive_s: float = 5.0
+    patience_s: float = 60.0
     log_prompts: bool = False
     record: Path | None = None

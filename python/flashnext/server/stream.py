@@ -4,51 +4,55 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from contextlib import suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-
-T = TypeVar("T")
-
-KEEPALIVE_S = 5.0
-"""A comment line is sent whenever the client has seen nothing for this long."""
 
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache, no-transform",
     "x-accel-buffering": "no",
 }
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class ClientGone(Exception):
     """The client closed the connection before the answer was complete."""
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Do work for as long as the client is there. The request's body must have been read.
+@asynccontextmanager
+async def while_there(receive: Receive) -> AsyncGenerator[None]:
+    """Be in the block for as long as the client is there. The request's body must have been read.
 
     Raises:
-        ClientGone: The client left; the work was cancelled.
+        ClientGone: The client left; what the block awaited was cancelled.
     """
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_disconnected(receive))
+    task = asyncio.current_task()
+    assert task is not None
+    left = False
+
+    async def watch() -> None:
+        nonlocal left
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        left = True
+        task.cancel()
+
+    watching = asyncio.ensure_future(watch())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise ClientGone
-        return task.result()
+        yield
+    except asyncio.CancelledError:
+        # Somebody else may have cancelled it as well.
+        if not left or task.cancelling() > 1:
+            raise
+        raise ClientGone from None
     finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()
+        if left:
+            task.uncancel()
 
 
 class EventStream(Response):
@@ -60,57 +64,59 @@ class EventStream(Response):
 
     def __init__(
         self,
-        objects: AsyncGenerator[Mapping[str, Any]],
-        keepalive_s: float = KEEPALIVE_S,
-        on_end: Callable[..., object] = lambda *, left: None,
+        batches: AsyncGenerator[Sequence[Mapping[str, Any]]],
+        *,
+        keepalive_s: float,
+        on_end: Callable[[bool], object],
     ) -> None:
         """Stream objects.
 
         Args:
-            objects: What to send.
-            keepalive_s: How long a client may see nothing before it is sent a comment.
-            on_end: Called once at the end with `left`, whether the client was gone before it.
+            batches: What to send; the objects of a batch go out together, and there may be none in it.
+            keepalive_s: A client that has been sent nothing for this long is sent a comment.
+            on_end: Called once at the end with whether the client was gone before it.
         """
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
-        self._objects = objects
+        self._batches = batches
         self._keepalive_s = keepalive_s
         self._on_end = on_end
+        self._sent_s = 0.0  # when something was sent last, by the event loop's clock
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
         left = True
         try:
             with suppress(ClientGone, OSError):
-                await unless_gone(receive, self._send(send))
+                async with while_there(receive):
+                    await self._send(send)
                 left = False
         finally:
-            self._on_end(left=left)
+            self._on_end(left)
 
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        step: asyncio.Task[Mapping[str, Any]] | None = None
+        comments = asyncio.ensure_future(self._keep_alive(send))
         try:
-            while True:
-                step = step or asyncio.ensure_future(anext(self._objects))
-                await asyncio.wait({step}, timeout=self._keepalive_s)
-                if not step.done():
-                    await _write(send, ": still here\n\n")
-                    continue
-                try:
-                    data = json.dumps(step.result(), ensure_ascii=False, separators=(",", ":"))
-                except StopAsyncIteration:
-                    break
-                step = None
-                await _write(send, f"data: {data}\n\n")
-            await _write(send, "data: [DONE]\n\n")
-            await send({"type": "http.response.body", "body": b""})
+            async for batch in self._batches:
+                if batch:
+                    await self._write(send, "".join([f"data: {_encode(one)}\n\n" for one in batch]))
+            await self._write(send, "data: [DONE]\n\n", more=False)
         finally:
-            if step is not None:
-                step.cancel()
-                await asyncio.gather(step, return_exceptions=True)
-            await self._objects.aclose()
+            comments.cancel()
+            await self._batches.aclose()
 
+    async def _keep_alive(self, send: Send) -> None:
+        """Send a comment whenever nothing has been sent for a while."""
+        now_s = asyncio.get_running_loop().time
+        self._sent_s = now_s()
+        while True:
+            rest_s = self._sent_s + self._keepalive_s - now_s()
+            if rest_s > 0:
+                await asyncio.sleep(rest_s)
+            else:
+                await self._write(send, ": still here\n\n")
 
-async def _write(send: Send, text: str) -> None:
-    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+    async def _write(self, send: Send, text: str, *, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+        self._sent_s = asyncio.get_running_loop().time()

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from flashnext.server.body import read_object
+from flashnext.engine.engine import Engine
+from flashnext.server.body import read_body
 from flashnext.server.chat_request import ChatPrompt
 from flashnext.server.drawing import invalid
 from flashnext.server.fields import DETOKENIZE, TOKENIZE, Table, honoured_fields, know_messages
 from flashnext.server.service import Service
 from flashnext.text.messages import InvalidField
+from flashnext.text.tokenizer import Tokenizer
 
 
 class Tokenize(ChatPrompt):
@@ -22,7 +24,7 @@ class Tokenize(ChatPrompt):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: list[dict[str, Any]] | None = Field(None, fail_fast=True)
     return_token_strs: bool = False
 
 
@@ -32,7 +34,7 @@ class Detokenize(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str | None = None
-    tokens: list[int]
+    tokens: list[int] = Field(fail_fast=True)
 
 
 _Body = TypeVar("_Body", Tokenize, Detokenize)
@@ -41,20 +43,18 @@ _Body = TypeVar("_Body", Tokenize, Detokenize)
 async def tokenize(service: Service, http: Request) -> Response:
     """POST /tokenize: the tokens of a text, or exactly those of a chat's prompt, tools included."""
     asked = await _read(service, http, TOKENIZE, Tokenize)
-    if asked is None:
-        return Response(status_code=499)
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidField("prompt", "give either prompt or messages")
-    engine = service.engine
+    return await asyncio.to_thread(_tokenized, service, service.engine, asked)
+
+
+def _tokenized(service: Service, engine: Engine, asked: Tokenize) -> JSONResponse:
     if asked.messages is not None:
         know_messages(asked.messages, service.unknown)
         options = asked.options(service.settings.defaults)
-        rendered = await asyncio.to_thread(
-            engine.template.render, asked.messages, asked.template_tools, options
-        )
-        ids = rendered.token_ids
+        ids = engine.template.render(asked.messages, asked.template_tools, options).token_ids
     else:
-        ids = await asyncio.to_thread(engine.tokenizer.encode, asked.prompt or "")
+        ids = engine.tokenizer.encode(asked.prompt or "")
     out: dict[str, Any] = {"count": len(ids), "max_model_len": engine.context, "tokens": ids}
     if asked.return_token_strs:
         out["token_strs"] = [engine.tokenizer.decode([token_id]) for token_id in ids]
@@ -64,16 +64,17 @@ async def tokenize(service: Service, http: Request) -> Response:
 async def detokenize(service: Service, http: Request) -> Response:
     """POST /detokenize: the text of token ids."""
     asked = await _read(service, http, DETOKENIZE, Detokenize)
-    if asked is None:
-        return Response(status_code=499)
-    tokenizer = service.engine.tokenizer
-    for i, token_id in enumerate(asked.tokens):
+    return await asyncio.to_thread(_detokenized, service.engine.tokenizer, asked.tokens)
+
+
+def _detokenized(tokenizer: Tokenizer, ids: list[int]) -> JSONResponse:
+    for i, token_id in enumerate(ids):
         if not 0 <= token_id < tokenizer.n_tokens:
             raise InvalidField(
                 f"tokens[{i}]",
                 f"expected a token id from 0 to {tokenizer.n_tokens - 1}, found {token_id}"[:200],
             )
-    return JSONResponse({"prompt": tokenizer.decode(asked.tokens)})
+    return JSONResponse({"prompt": tokenizer.decode(ids)})
 
 
 async def tokenizer_info(service: Service, http: Request) -> Response:
@@ -97,16 +98,17 @@ async def tokenizer_info(service: Service, http: Request) -> Response:
     )
 
 
-async def _read(service: Service, http: Request, table: Table, kind: type[_Body]) -> _Body | None:
-    """Read and check a body; None where the client left."""
-    try:
-        body = await read_object(http, service.settings.max_body_bytes)
-    except ClientDisconnect:
-        return None
-    try:
-        asked = kind.model_validate(honoured_fields(body, table, service.unknown))
-    except ValidationError as error:
-        raise invalid(error) from None
-    if asked.model is not None:
-        service.require_model(asked.model)
+async def _read(service: Service, http: Request, table: Table, kind: type[_Body]) -> _Body:
+    """Read and check a body."""
+
+    def read(body: dict[str, Any]) -> _Body:
+        try:
+            asked = kind.model_validate(honoured_fields(body, table, service.unknown))
+        except ValidationError as error:
+            raise invalid(error) from None
+        if asked.model is not None:
+            service.require_model(asked.model)
+        return asked
+
+    _, asked = await read_body(http, service.settings, read)
     return asked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 from flashnext.engine.events import Event, Reply, Usage
@@ -45,9 +44,9 @@ def extras(last: Event | Reply, seed: int) -> dict[str, Any]:
     """
     out: dict[str, Any] = {"token_sha": last.token_sha, "seed": seed}
     if last.timings is not None:
-        out["timings"] = {name: _rounded(ms) for name, ms in asdict(last.timings).items()}
+        out["timings"] = {name: _rounded(ms) for name, ms in vars(last.timings).items()}
     if last.drafts is not None:
-        out["drafts"] = asdict(last.drafts)
+        out["drafts"] = dict(vars(last.drafts))
     return out
 
 

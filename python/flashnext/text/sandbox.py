@@ -62,6 +62,9 @@ _FILTERS = (
     *("selectattr", "sort", "string", "title", "trim", "unique", "upper", "wordcount"),
 )
 _MAX_INT_BITS = 4096
+_TICKS = 64
+"""Every how many ticks the clock is read, which costs more than most of what is counted."""
+_NAMES_OF_DICT = frozenset(dir(dict))
 _MAX_ITEMS = 1_000_000
 _GROWING_METHODS = frozenset(
     (
@@ -162,8 +165,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         }
 
     def start_rendering(self) -> None:
-        """Give this thread a new allowance of processor time."""
-        self._rendering.deadline = time.thread_time() + self._limit_s
+        """Give this thread a new allowance of processor time, from its first look at the clock."""
+        self._rendering.ticks = 0
 
     def tick(self) -> None:
         """Count one loop step, call or operator of a template.
@@ -171,7 +174,14 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         Raises:
             InvalidArgument: The allowance is used up.
         """
-        if time.thread_time() > self._rendering.deadline:
+        rendering = self._rendering
+        rendering.ticks += 1
+        if rendering.ticks % _TICKS:
+            return
+        now_s = time.thread_time()
+        if rendering.ticks == _TICKS:
+            rendering.deadline_s = now_s + self._limit_s
+        elif now_s > rendering.deadline_s:
             raise InvalidArgument(f"the chat template took more than {self._limit_s:g} s of processor time")
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -195,6 +205,8 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         """Look up `obj.attribute` for the template."""
+        if type(obj) is dict and attribute in obj and attribute not in _NAMES_OF_DICT:
+            return obj[attribute]  # as would be found in the end; messages and tools are full of these
         if isinstance(obj, str):
             if attribute in _GROWING_METHODS:
                 raise SecurityError(f"the method {attribute!r} of text is not available to templates")

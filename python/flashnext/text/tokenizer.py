@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,14 @@ from flashnext.text.written import Written
 
 # One text at a time leaves nothing to run in parallel, and the library would warn in forked children.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+_SHORT_CHARS = 32
+"""Longest text whose token ids are kept."""
+_MAX_SHORT = 4096
+"""How many of these are kept, about a megabyte."""
+_QUICK_CHARS = 1024
+"""Longest text for which no other thread is let in: it is encoded sooner than this one would be back."""
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -62,6 +71,8 @@ class Tokenizer:
             self._plain.normalizer = full.normalizer
         if full.pre_tokenizer is not None:
             self._plain.pre_tokenizer = full.pre_tokenizer
+        # What the template writes between control tokens comes again and again.
+        self._encode_short = lru_cache(_MAX_SHORT)(self._encode)
         self.control_ids = {token.content: i for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
         self._control_of = {i: spelling for spelling, i in self.control_ids.items()}
@@ -110,8 +121,14 @@ class Tokenizer:
 
         Lone surrogates count as U+FFFD (`clean_text`); NUL is a character like any other.
         """
+        return list((self._encode_short if len(text) <= _SHORT_CHARS else self._encode)(text))
+
+    def _encode(self, text: str) -> list[int]:
+        text = clean_text(text)
+        if len(text) <= _QUICK_CHARS:
+            return self._plain.encode(text, add_special_tokens=False).ids
         # Unlike encode(), encode_batch() lets other threads run meanwhile.
-        return self._plain.encode_batch([clean_text(text)], add_special_tokens=False)[0].ids
+        return self._plain.encode_batch([text], add_special_tokens=False)[0].ids
 
     def encode_written(self, text: Written) -> list[int]:
         """Token ids of a rendered template, control tokens where its own characters spell one."""
