@@ -1,0 +1,27 @@
+"""The Python of the README and of docs/python.md runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = [
+    pytest.param(code, id=f"{page} {i}")
+    for page in ("README.md", "docs/python.md")
+    for i, code in enumerate(
+        re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
+    )
+    if "openai" not in code  # tests/server has a real client for that
+]
+
+
+@pytest.mark.parametrize("code", EXAMPLES)
+def test_an_example_prints_something_and_warns_of_nothing(code: str) -> None:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
