@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+CODE = re.compile(r"```python\n(.*?)```", re.S)
 EXAMPLES = [
     pytest.param(code, id=f"{page} {i}")
     for page in ("README.md", "docs/python.md")
-    for i, code in enumerate(
-        re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(encoding="utf-8"), re.S)
-    )
+    for i, code in enumerate(CODE.findall((ROOT / page).read_text(encoding="utf-8")))
     if "openai" not in code  # tests/server has a real client for that
 ]
 
