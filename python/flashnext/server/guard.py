@@ -55,7 +55,8 @@ class Guard:
         if not self._keys or path in OPEN_PATHS:
             return None
         kind, _, bearer = headers.get("authorization", "").partition(" ")
-        given = [bearer.strip()] if kind.lower() == "bearer" else []
+        # Only what HTTP takes for white space: the last byte of a key's UTF-8 may be another kind in Latin-1.
+        given = [bearer.strip(" \t")] if kind.lower() == "bearer" else []
         given += [value for value in [headers.get("x-api-key")] if value is not None]
         # Every key is compared with every other in constant time, so that time tells nothing of them.
         found = [hmac.compare_digest(one.encode("latin-1"), key) for one in given for key in self._keys]

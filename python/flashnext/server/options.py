@@ -164,9 +164,7 @@ def settings_of(args: argparse.Namespace, name: str, also: Sequence[str]) -> Set
     Raises:
         InvalidArgument: The key file cannot be used, or other machines could ask without a key.
     """
-    keys = [*(args.api_key or ()), *_keys_in(args.api_key_file)]
-    if not all(key.strip() for key in keys):
-        raise InvalidArgument("--api-key: expected a key, found an empty text")
+    keys = [_key(key, "--api-key") for key in args.api_key or ()] + _keys_in(args.api_key_file)
     if not keys and not args.no_key_needed and not _is_loopback(args.host):
         raise InvalidArgument(
             f"--host {args.host} lets other machines ask, and there is no key; "
@@ -202,13 +200,35 @@ def _keys_in(path: Path | None) -> list[str]:
     if path is None:
         return []
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidArgument(f"--api-key-file {path}: cannot be read: {error}") from None
-    keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    numbered = [(i, line.strip()) for i, line in enumerate(lines, 1)]
+    keys = [
+        _key(line, f"--api-key-file {path}: line {i}")
+        for i, line in numbered
+        if line and not line.startswith("#")
+    ]
     if not keys:
         raise InvalidArgument(f"--api-key-file {path}: expected a key on a line, found none")
     return keys
+
+
+def _key(text: str, source: str) -> str:
+    """Read a key as a header brings it: without white space around it."""
+    key = text.strip()
+    if not key:
+        raise InvalidArgument(f"{source}: expected a key, found an empty text")
+    try:
+        data = key.encode()
+    except UnicodeEncodeError:
+        data = b"\0"
+    if any(byte < 0x20 or byte == 0x7F for byte in data):
+        # The key itself is not shown.
+        raise InvalidArgument(
+            f"{source}: the key cannot be sent in a header; expected UTF-8 without control characters"
+        )
+    return key
 
 
 def _is_loopback(host: str) -> bool:
