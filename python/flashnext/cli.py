@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -189,7 +190,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(2048)
+        listener.listen()
         return listener
     except (OSError, UnicodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
@@ -201,6 +202,7 @@ def _listen(host: str, port: int) -> socket.socket:
 def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
     began = time.perf_counter()
     from flashnext.engine.engine import BUNDLED, Engine
+    from flashnext.server.files import connections_allowed
     from flashnext.server.loading import Loading
     from flashnext.server.log import set_up
     from flashnext.server.run import HttpServer
@@ -209,6 +211,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
     path, name = _find_model(args.model or BUNDLED, args.offline)
     settings = settings_of(args, name, [str(args.model or BUNDLED), "flashnext"])
     set_up(args.log_level, args.log_format)
+    settings = replace(settings, max_connections=connections_allowed(settings.max_connections))
     service = Service(settings)
     load = partial(
         Engine,

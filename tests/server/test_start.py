@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
+import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -45,3 +48,52 @@ def test_keys_are_taken_without_what_is_around_them(tmp_path: Path) -> None:
         for key in ("# a comment", "#another", "\ufefffirst"):
             headers = {b"x-api-key": key.encode()}
             assert httpx.get(f"{server.url}/models", headers=headers).status_code == 401, key
+
+
+# --- open files
+
+REFUSED = "too_many_connections"
+
+
+def with_limits(limits: str) -> list[str]:
+    """A command that runs its arguments with so many open files."""
+    return ["sh", "-c", f'{limits} && exec "$@"', "sh"]
+
+
+def code_of(response: httpx.Response) -> str:
+    assert response.status_code == 503 and response.headers["connection"] == "close"
+    return str(response.json()["error"]["code"])
+
+
+@pytest.mark.parametrize(
+    ("limits", "allowed", "warned"),
+    [("ulimit -Sn 128", 300, False), ("ulimit -n 256", 128, True)],
+    ids=["soft limit", "hard limit"],
+)
+def test_connections_beyond_the_limit_are_refused_whatever_files_may_be_open(
+    limits: str, allowed: int, warned: bool
+) -> None:
+    with (
+        server_process("--max-connections", "300", within=with_limits(limits)) as server,
+        ExitStack() as held,
+    ):
+
+        def connect() -> None:
+            held.enter_context(socket.create_connection(("127.0.0.1", server.port), 30))
+
+        url = f"http://127.0.0.1:{server.port}/livez"
+        told = [line["event"] for line in server.log if line["level"] == "warning"]
+        assert len(told) == warned and all(f"so {allowed} connections" in line for line in told)
+        for _ in range(allowed - 1):
+            connect()
+        assert httpx.get(url, headers={"connection": "close"}).status_code == 200
+        connect()
+        for _ in range(100):
+            assert code_of(httpx.get(url)) == REFUSED
+        for _ in range(400):  # more than there are files for
+            connect()
+        held.close()
+        end = time.monotonic() + 30
+        while httpx.get(url, headers={"connection": "close"}).status_code != 200:
+            assert time.monotonic() < end, "the places were not given back"
+        assert "system resource" not in server.err

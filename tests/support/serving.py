@@ -34,11 +34,14 @@ class ServerProcess:
         url: Of the API.
     """
 
-    def __init__(self, *arguments: str, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *arguments: str, environ: Mapping[str, str] | None = None, within: Sequence[str] = ()
+    ) -> None:
+        """Start it, where given as the last arguments of another command."""
         # A pipe that nobody reads would fill with the log.
         self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
         self.process = subprocess.Popen(
-            [*SERVE, "--port", "0", *arguments],
+            [*within, *SERVE, "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=self._err,
             text=True,
@@ -79,9 +82,11 @@ class ServerProcess:
 
 
 @contextmanager
-def server_process(*arguments: str, environ: Mapping[str, str] | None = None) -> Iterator[ServerProcess]:
+def server_process(
+    *arguments: str, environ: Mapping[str, str] | None = None, within: Sequence[str] = ()
+) -> Iterator[ServerProcess]:
     """A server for the time of a test."""
-    server = ServerProcess(*arguments, environ=environ)
+    server = ServerProcess(*arguments, environ=environ, within=within)
     try:
         yield server
     finally:

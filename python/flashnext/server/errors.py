@@ -121,7 +121,7 @@ class ErrorResponse(JSONResponse):
             more["retry-after"] = str(error.retry_after_s)
         if isinstance(error, KeyRefused):
             more["www-authenticate"] = "Bearer"
-        if isinstance(error, BodyTimeout):
+        if isinstance(error, BodyTimeout | TooManyConnections):
             more["connection"] = "close"
         super().__init__(body, status, more)
         self._logged = logged(error)

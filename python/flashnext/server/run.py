@@ -13,12 +13,16 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flashnext.server.app import create_app
+from flashnext.server.files import ACCEPTED_AT_ONCE, REFUSED_AT_ONCE
 from flashnext.server.service import Service
 
 GRACE_S = 1.0
 """Seconds that connections have to take their last bytes once their replies have ended."""
 
 MAX_HEADER_BYTES = 64 * 1024
+
+BACKLOG = 2048
+"""Connections that the system may hold until they are taken."""
 
 
 class _Gathering:
@@ -55,17 +59,21 @@ class Connection(H11Protocol):
     """A connection that is dropped once its client has taken nothing of what waits for it for a while.
 
     Whatever is sent to such a client waits for it, and without an end would hold a place among the replies.
+    A connection is dropped at once where there are so many that the process would run out of files.
     """
 
-    def __init__(self, *args: Any, patience_s: float, **kwargs: Any) -> None:
-        """Take what uvicorn gives a connection, and for how long a client may take nothing."""
+    def __init__(self, *args: Any, patience_s: float, most: int, **kwargs: Any) -> None:
+        """Take what uvicorn gives a connection, how long a client may take nothing, and most connections."""
         super().__init__(*args, **kwargs)
         self._patience_s = patience_s
+        self._most = most
         self._looking: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to serve."""
         super().connection_made(cast(asyncio.Transport, _Gathering(transport, self.loop)))
+        if len(self.connections) > self._most:
+            transport.abort()
 
     def pause_writing(self) -> None:
         """Begin to look whether the client takes anything."""
@@ -116,7 +124,12 @@ class HttpServer(uvicorn.Server):
                 create_app(service),
                 access_log=False,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-                http=partial(Connection, patience_s=service.settings.patience_s),  # type: ignore[arg-type]
+                http=partial(  # type: ignore[arg-type]
+                    Connection,
+                    patience_s=service.settings.patience_s,
+                    most=service.settings.max_connections + REFUSED_AT_ONCE,
+                ),
+                backlog=ACCEPTED_AT_ONCE,
                 lifespan="off",
                 log_config=None,
                 proxy_headers=False,
@@ -140,6 +153,8 @@ class HttpServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Begin to serve."""
         await super().startup(sockets)
+        for listener in sockets or ():
+            listener.listen(BACKLOG)  # the event loop takes its own number for both
         self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
