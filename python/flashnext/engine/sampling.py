@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +85,7 @@ class Sampling:
         for name, (low, high, closed) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not (
-                _is_number(value) and low <= value <= high and (closed or value > low)
+                _is_number(value) and low <= value <= high and (closed or _float32(value) > low)
             ):
                 at_least = f"{low:g}" if closed else f"above {low:g}"
                 raise InvalidField(
@@ -182,6 +183,12 @@ def _splitmix64(x: int) -> int:
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     return z ^ (z >> 31)
+
+
+def _float32(value: float) -> float:
+    """Round as the core does, where a tiny number may become 0."""
+    rounded: float = struct.unpack("f", struct.pack("f", value))[0]
+    return rounded
 
 
 def _is_number(value: object) -> bool:

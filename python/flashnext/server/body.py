@@ -6,13 +6,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
 from flashnext.server.errors import BodyTimeout, BodyTooLarge, WrongContentType
 from flashnext.server.settings import Settings
 from flashnext.server.stream import ClientGone
 from flashnext.text.jsontext import clean_value, loads
-from flashnext.text.messages import InvalidField
+from flashnext.text.messages import InvalidField, cut
 
 SHORT_BYTES = 64 * 1024
 """Longest body that the event loop itself parses, in half a millisecond; others are parsed by a thread."""
@@ -36,20 +37,40 @@ async def read_body(
         The object, and what `read` makes of it.
 
     Raises:
-        WrongContentType: The content type is not that of JSON. A web page of another origin can send other
-            types without asking first.
+        WrongContentType: The content type is not that of JSON in UTF-8, or the body is compressed. A web page
+            of another origin can send other types without asking first.
         BodyTooLarge: It is longer than it may be.
         BodyTimeout: The rest of it does not come.
         InvalidArgument: Not such an object.
         ClientGone: The client left before all of it was there.
     """
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise WrongContentType(f"the content type is {ascii(kind)[:100]}, expected application/json")
+    _check_form(http.headers)
     data = await _receive(http, settings.max_body_bytes, settings.patience_s)
     if len(data) <= SHORT_BYTES:
         return _parse(data, read)
     return await asyncio.to_thread(_parse, data, read)
+
+
+def _check_form(headers: Headers) -> None:
+    """Refuse what is not sent as JSON, in UTF-8, as it is."""
+    kind, *parameters = headers.get("content-type", "").split(";")
+    if kind.strip().lower() != "application/json":
+        kind = cut(ascii(kind.strip().lower()), 100)
+        raise WrongContentType(f"the content type is {kind}, expected application/json")
+    for parameter in parameters:
+        name, _, value = parameter.partition("=")
+        charset = value.strip().strip('"')
+        if name.strip().lower() == "charset" and charset.lower() not in ("utf-8", "utf8"):
+            raise WrongContentType(
+                f"the content type has the charset {cut(ascii(charset), 100)}, expected utf-8"
+            )
+    for value in headers.getlist("content-encoding"):
+        for encoding in value.split(","):
+            if encoding.strip().lower() not in ("", "identity"):
+                raise WrongContentType(
+                    f"the content encoding is {cut(ascii(encoding.strip()), 100)}, expected none; "
+                    "send the body as it is"
+                )
 
 
 async def _receive(http: Request, max_bytes: int, patience_s: float) -> bytes:

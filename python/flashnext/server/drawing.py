@@ -10,9 +10,26 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from flashnext.engine.sampling import MAX_TOP_LOGPROBS, Sampling
 from flashnext.server.fields import Table, Unknown, honoured_fields, known_options
 from flashnext.server.settings import Defaults
-from flashnext.text.messages import InvalidField
+from flashnext.text.messages import InvalidField, cut
 
 MAX_CHOICES = 64
+
+# What a field should have been, for each kind of error that pydantic finds in the fields of a request, in our
+# words; those that are not here, ranges for the most part, read well as they are.
+_EXPECTED = {
+    "bool_type": "be true or false",
+    "dict_type": "be an object",
+    "finite_number": "be a finite number",
+    "float_type": "be a number",
+    "int_from_float": "be a whole number",
+    "int_type": "be a whole number",
+    "list_type": "be a list",
+    "model_type": "be an object",
+    "string_too_short": "not be empty",
+    "string_type": "be text",
+    "too_long": "have at most {max_length} items",
+    "too_short": "not be empty",
+}
 
 
 class StreamOptions(BaseModel):
@@ -164,6 +181,7 @@ def invalid(error: ValidationError) -> InvalidField:
         return InvalidField(field, "missing")
     if first["type"] == "extra_forbidden":
         return InvalidField(field, "unknown field")
-    found = repr(first["input"])
-    message = first["msg"].removeprefix("Input ").removeprefix("should ")
-    return InvalidField(field, f"should {message}, found {found if len(found) <= 80 else found[:77] + '...'}")
+    given = first["input"]
+    found = str(len(given)) if first["type"] == "too_long" else cut(repr(given), 80)
+    expected = _EXPECTED.get(first["type"], first["msg"].removeprefix("Input should "))
+    return InvalidField(field, f"should {expected.format(**first.get('ctx', {}))}, found {found}")

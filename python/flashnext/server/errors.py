@@ -11,7 +11,12 @@ from starlette.types import Receive, Scope, Send
 
 from flashnext.engine.errors import ContextExceeded, EngineClosed, EngineFailed
 from flashnext.errors import DeviceError, FlashnextError, InvalidArgument, OutOfMemory
-from flashnext.text.messages import InvalidField
+from flashnext.text.messages import InvalidField, cut
+from flashnext.text.written import TooLong
+
+MAX_MESSAGE = 1000
+MAX_PARAM = 200
+"""Most characters of an error's text, and of the name of the field that it is about."""
 
 
 class ModelNotFound(InvalidField):
@@ -27,7 +32,7 @@ class BodyTimeout(InvalidArgument):
 
 
 class WrongContentType(InvalidArgument):
-    """The request's body does not say that it is JSON."""
+    """The request's body does not say that it is JSON in UTF-8, sent as it is."""
 
 
 class HostRefused(InvalidArgument):
@@ -76,6 +81,7 @@ TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (HostRefused, 403, _INVALID, "host_not_allowed"),
     (KeyRefused, 401, _INVALID, "invalid_api_key"),
     (ContextExceeded, 400, _INVALID, "context_length_exceeded"),
+    (TooLong, 400, _INVALID, "context_length_exceeded"),
     (InvalidArgument, 400, _INVALID, None),
     (QueueFull, 503, "server_error", "queue_full"),
     (TooManyConnections, 503, "server_error", "too_many_connections"),
@@ -133,4 +139,6 @@ class ErrorResponse(JSONResponse):
 
 
 def _body(message: str, error_type: str, param: str | None, code: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": error_type, "param": param, "code": code}}
+    # Names and values of a request are told in errors, and may be as long as a body.
+    param = None if param is None else cut(param, MAX_PARAM)
+    return {"error": {"message": cut(message, MAX_MESSAGE), "type": error_type, "param": param, "code": code}}

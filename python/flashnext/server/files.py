@@ -12,7 +12,7 @@ REFUSED_AT_ONCE = 64
 """Connections beyond the limit that are kept open until their request is refused."""
 
 OWN = 192
-"""Files of everything else: checkpoint, log, event loop, and connections that are just being taken or closed."""
+"""Files of everything else: checkpoint, log, event loop, connections just being taken or closed."""
 
 _log = logging.getLogger("flashnext.server")
 

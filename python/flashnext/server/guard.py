@@ -10,8 +10,12 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from flashnext.errors import InvalidArgument
 from flashnext.server.errors import ErrorResponse, HostRefused, KeyRefused, TooManyConnections
 from flashnext.server.settings import Settings
+
+MAX_HEADER_BYTES = 64 * 1024
+"""Longest target and headers of a request."""
 
 OPEN_PATHS = ("/health", "/livez")
 """Served without a key, for whoever watches the server."""
@@ -35,13 +39,20 @@ class Guard:
         """Pass a request on, or refuse it."""
         if scope["type"] == "http":
             headers = Headers(scope=scope)
-            refusal = self._host(headers) or self._key(scope["path"], headers) or self._crowd()
+            refusal = (
+                _size(scope)
+                or self._host(scope, headers)
+                or self._key(scope["path"], headers)
+                or self._crowd()
+            )
             if refusal is not None:
                 await ErrorResponse(refusal)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _host(self, headers: Headers) -> HostRefused | None:
+    def _host(self, scope: Scope, headers: Headers) -> HostRefused | None:
+        if scope["http_version"] == "1.0" and "host" not in headers:
+            return None  # no browser sends that
         host = headers.get("host", "")
         name = host_name(host)
         if name == "localhost" or name.endswith(".localhost") or name in self._hosts or _is_address(name):
@@ -74,6 +85,15 @@ class Guard:
         return TooManyConnections(
             f"{n} connections are open and at most {self._max_connections} may be; try again later", 1
         )
+
+
+def _size(scope: Scope) -> InvalidArgument | None:
+    """Refuse what came all at once; of what comes in pieces the connection does not wait for the end."""
+    n = len(scope["raw_path"]) + len(scope["query_string"])
+    n += sum(len(name) + len(value) + len(": \r\n") for name, value in scope["headers"])
+    if n <= MAX_HEADER_BYTES:
+        return None
+    return InvalidArgument(f"target and headers have {n} bytes, and at most {MAX_HEADER_BYTES} are read")
 
 
 def host_name(host: str) -> str:

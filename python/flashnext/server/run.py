@@ -14,12 +14,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from flashnext.server.app import create_app
 from flashnext.server.files import ACCEPTED_AT_ONCE, REFUSED_AT_ONCE
+from flashnext.server.guard import MAX_HEADER_BYTES
 from flashnext.server.service import Service
 
 GRACE_S = 1.0
 """Seconds that connections have to take their last bytes once their replies have ended."""
-
-MAX_HEADER_BYTES = 64 * 1024
 
 BACKLOG = 2048
 """Connections that the system may hold until they are taken."""

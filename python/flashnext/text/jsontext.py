@@ -72,6 +72,8 @@ def loads(data: str | bytes, *, unique_keys: bool = False) -> Any:
     """
     try:
         text = data.decode() if isinstance(data, bytes) else data
+        if text.startswith("\ufeff"):
+            raise InvalidArgument("it begins with a byte order mark, which JSON has not; leave it out")
         value = json.loads(
             text,
             parse_int=_parse_int,

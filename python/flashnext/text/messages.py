@@ -38,6 +38,11 @@ class InvalidField(InvalidArgument):
         self.problem = problem
 
 
+def cut(text: str, most: int) -> str:
+    """Cut a text that is told in an error, and say so with three dots."""
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def canonical_messages(
     messages: Sequence[Mapping[str, Any]], field: str = "messages"
 ) -> list[dict[str, Any]]:
@@ -62,7 +67,9 @@ def _message(message: Any, field: str) -> dict[str, Any]:
         raise InvalidField(field, f"expected an object, found {_kind(message)}")
     role = message.get("role")
     if role not in ROLES:
-        raise InvalidField(f"{field}.role", f"expected one of {', '.join(ROLES)}, found {role!r}")
+        raise InvalidField(
+            f"{field}.role", f"expected one of {', '.join(ROLES)}, found {cut(repr(role), 80)}"
+        )
     for key, problem in _OTHER_FORMS.items():
         if message.get(key) is not None:
             raise InvalidField(f"{field}.{key}", problem)

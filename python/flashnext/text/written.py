@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any, SupportsIndex
 
-from flashnext.errors import InvalidArgument
+from flashnext.text.messages import InvalidField
 
 Spans = tuple[tuple[int, int], ...]
 
@@ -15,14 +15,21 @@ MAX_CHARS = 16 * 1024 * 1024
 """Longest text that rendering may build. A window of 1,048,576 tokens is about 5 million characters."""
 
 
+class TooLong(InvalidField):
+    """The template would write more for a chat than any context takes."""
+
+
 def check_length(n_chars: int) -> None:
     """Refuse a text of more than MAX_CHARS before it is built.
 
     Raises:
-        InvalidArgument: n_chars is too large.
+        TooLong: n_chars is too large.
     """
     if n_chars > MAX_CHARS:
-        raise InvalidArgument(f"the chat template would write {n_chars} characters, the limit is {MAX_CHARS}")
+        raise TooLong(
+            "messages",
+            f"the chat template would write {n_chars} characters, the limit is {MAX_CHARS}; send less",
+        )
 
 
 class Written(str):
@@ -54,7 +61,7 @@ class Written(str):
         """Join pieces; plain strings among them are foreign.
 
         Raises:
-            InvalidArgument: The result would be longer than MAX_CHARS.
+            TooLong: The result would be longer than MAX_CHARS.
         """
         texts: list[str] = []
         spans: list[tuple[int, int]] = []
