@@ -209,7 +209,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
     from flashnext.server.service import Service
 
     path, name = _find_model(args.model or BUNDLED, args.offline)
-    settings = settings_of(args, name, [str(args.model or BUNDLED), "flashnext"])
+    settings = settings_of(args, name, str(args.model or BUNDLED))
     set_up(args.log_level, args.log_format)
     settings = replace(settings, max_connections=connections_allowed(settings.max_connections))
     service = Service(settings)

@@ -228,7 +228,9 @@ def test_tool_choice_none_means_no_tools(client: openai.OpenAI) -> None:
 
 def test_the_model_is_listed_with_its_window(client: openai.OpenAI) -> None:
     model: Any
-    (model,) = client.models.list().data
+    other: Any
+    model, other = client.models.list().data
+    assert (model.aliases, other.id, other.aliases) == (["flashnext"], "flashnext", [MODEL])
     assert (model.id, model.object, model.owned_by) == (MODEL, "model", "flashnext")
     assert model.context_window == 8192
     assert client.models.retrieve(MODEL) == model

@@ -281,7 +281,7 @@ def test_a_chats_tokens_are_its_prompts_under_the_servers_defaults(more: Any, st
 def test_aliases_are_listed(strict: ServerThread) -> None:
     url = f"http://127.0.0.1:{strict.port}/v1/models"
     listed = httpx.get(url, headers={"x-api-key": KEYS[0]}).json()["data"]
-    assert [model["id"] for model in listed] == ["tiny", "alias"]
+    assert [(model["id"], model["aliases"]) for model in listed] == [("tiny", ["alias"]), ("alias", ["tiny"])]
 
 
 def test_an_unknown_field_is_refused_where_fields_are_strict(strict: ServerThread) -> None:
@@ -650,7 +650,7 @@ def test_a_server_set_up_by_environment_and_key_file_is_as_they_say(tmp_path: Pa
         server_process("--no-thinking", environ=environ) as server,
         closing(openai.OpenAI(base_url=server.url, api_key="key-in-a-file", max_retries=0)) as client,
     ):
-        assert [model.id for model in client.models.list()] == ["tiny-6bit", "gpt-4o", "other"]
+        assert [model.id for model in client.models.list()] == ["tiny-6bit", "gpt-4o", "other", "flashnext"]
         reply = client.chat.completions.create(model="gpt-4o", messages=SUM, temperature=0)
         assert reply.choices[0].message.content == "3 + 4 = 7"
         assert reply.usage is not None and reply.usage.completion_tokens == 8

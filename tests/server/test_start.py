@@ -97,3 +97,17 @@ def test_connections_beyond_the_limit_are_refused_whatever_files_may_be_open(
         while httpx.get(url, headers={"connection": "close"}).status_code != 200:
             assert time.monotonic() < end, "the places were not given back"
         assert "system resource" not in server.err
+
+
+# --- files
+
+
+def test_a_record_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "nowhere" / "record", Path("/dev/null/record")):
+        assert f"--record {path}: cannot be opened for appending" in refused("--record", str(path))
+
+
+def test_an_option_that_stands_twice_in_the_file_is_one_sentence(tmp_path: Path) -> None:
+    file = tmp_path / "serve.toml"
+    file.write_text("max-body = 1\nmax_body = 2\n")
+    assert f"{file}: 'max_body' stands twice" in refused("--config", str(file))

@@ -128,6 +128,8 @@ def _read_file(path: Path, options: Mapping[str, argparse.Action]) -> dict[str, 
             near = difflib.get_close_matches(dest, options, n=1)
             advice = f"; did you mean {near[0].replace('_', '-')!r}?" if near else ""
             raise InvalidArgument(f"{path}: {key!r} is not an option{advice}")
+        if dest in found:
+            raise InvalidArgument(f"{path}: {key!r} stands twice, with - and with _; give it once")
         found[dest] = _read(options[dest], value, f"{path}: {key}")
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from flashnext.errors import InvalidArgument
@@ -153,16 +153,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def settings_of(args: argparse.Namespace, name: str, also: Sequence[str]) -> Settings:
+def settings_of(args: argparse.Namespace, name: str, path: str) -> Settings:
     """Make the settings that options ask for.
 
     Args:
         args: What was parsed.
         name: Of the model, which replies carry.
-        also: Further names that are accepted and not listed.
+        path: What is served, as it was given.
 
     Raises:
-        InvalidArgument: The key file cannot be used, or other machines could ask without a key.
+        InvalidArgument: A key or the file of them cannot be used, requests cannot be recorded, or other
+            machines could ask without a key.
     """
     keys = [_key(key, "--api-key") for key in args.api_key or ()] + _keys_in(args.api_key_file)
     if not keys and not args.no_key_needed and not _is_loopback(args.host):
@@ -170,9 +171,11 @@ def settings_of(args: argparse.Namespace, name: str, also: Sequence[str]) -> Set
             f"--host {args.host} lets other machines ask, and there is no key; "
             "give --api-key or --api-key-file, or --no-key-needed if that is meant"
         )
+    if args.record is not None:
+        _check_record(args.record)
     return Settings(
-        names=tuple(dict.fromkeys([name, *(args.served_model_name or ())])),
-        also=tuple(also),
+        names=tuple(dict.fromkeys([name, *(args.served_model_name or ()), "flashnext"])),
+        path=path,
         defaults=Defaults(
             temperature=args.temperature,
             top_p=args.top_p,
@@ -229,6 +232,15 @@ def _key(text: str, source: str) -> str:
             f"{source}: the key cannot be sent in a header; expected UTF-8 without control characters"
         )
     return key
+
+
+def _check_record(path: Path) -> None:
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise InvalidArgument(
+            f"--record {path}: cannot be opened for appending: {error.strerror}; choose another file"
+        ) from None
 
 
 def _is_loopback(host: str) -> bool:

@@ -113,7 +113,7 @@ class Service:
         Raises:
             ModelNotFound: It is another.
         """
-        if name not in self.settings.names + self.settings.also:
+        if name not in (*self.settings.names, self.settings.path):
             raise ModelNotFound("model", f"{name!r} is not served here; the model is {self.name!r}"[:500])
 
     def begin(self, http: Request, body: Mapping[str, Any], n: int, field: str = "n") -> Running:

@@ -29,8 +29,8 @@ class Settings:
     """How a server behaves.
 
     Attributes:
-        names: Names of the model that are listed; the first is the one that replies carry.
-        also: Names that are accepted too.
+        names: Names of the model; the first is the one that replies carry.
+        path: What was served, accepted as a name and not listed: it says where things are on this machine.
         defaults: Where requests say nothing.
         strict_fields: Refuse unknown fields.
         api_keys: Any of them opens; empty for a server that is open to all.
@@ -50,7 +50,7 @@ class Settings:
     """
 
     names: tuple[str, ...]
-    also: tuple[str, ...] = ("flashnext",)
+    path: str | None = None
     defaults: Defaults = field(default_factory=Defaults)
     strict_fields: bool = False
     api_keys: tuple[str, ...] = ()
