@@ -611,6 +611,8 @@ def test_flags_go_before_the_environment_before_the_file_before_defaults(tmp_pat
         (["--host", "0.0.0.0"], {}, "there is no key"),
         (["--api-key", ""], {}, "expected a key"),
         (["--api-key-file", "/nowhere"], {}, "/nowhere: cannot be read"),
+        (["--served-model-name", "a\nb"], {}, "--served-model-name: expected UTF-8 without control"),
+        ([], {"FLASHNEXT_CORS_ORIGIN": "a,\udcff"}, "FLASHNEXT_CORS_ORIGIN: expected UTF-8 without control"),
         (["--queue", "-1"], {}, "--queue: expected a whole number from 0"),
         (["--temperature", "nan"], {}, "--temperature: expected a number from 0 to 100"),
     ],

@@ -17,6 +17,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     names.add_argument(
         "--served-model-name",
         action="append",
+        type=_text,
         metavar="NAME",
         help="a further name of the model; may be repeated (default: none beside the folder's name)",
     )
@@ -58,12 +59,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     access.add_argument(
         "--allowed-host",
         action="append",
+        type=_text,
         metavar="NAME",
         help="name that the server may be asked under; may be repeated (default: addresses and localhost)",
     )
     access.add_argument(
         "--cors-origin",
         action="append",
+        type=_text,
         metavar="ORIGIN",
         help="origin of web pages that may ask, * for all; may be repeated (default: none)",
     )
@@ -222,11 +225,7 @@ def _key(text: str, source: str) -> str:
     key = text.strip()
     if not key:
         raise InvalidArgument(f"{source}: expected a key, found an empty text")
-    try:
-        data = key.encode()
-    except UnicodeEncodeError:
-        data = b"\0"
-    if any(byte < 0x20 or byte == 0x7F for byte in data):
+    if not _is_sendable(key):
         # The key itself is not shown.
         raise InvalidArgument(
             f"{source}: the key cannot be sent in a header; expected UTF-8 without control characters"
@@ -245,6 +244,18 @@ def _check_record(path: Path) -> None:
 
 def _is_loopback(host: str) -> bool:
     return host == "localhost" or host.startswith("127.") or host in ("::1", "[::1]")
+
+
+def _is_sendable(text: str) -> bool:
+    """Whether a header can bring a text in UTF-8."""
+    return not any(char < " " or char == "\x7f" or "\ud800" <= char <= "\udfff" for char in text)
+
+
+def _text(text: str) -> str:
+    """Read a name that headers and JSON can carry."""
+    if not text or not _is_sendable(text):
+        raise argparse.ArgumentTypeError(f"expected UTF-8 without control characters, found {text!a}")
+    return text
 
 
 def _number(low: float, high: float) -> Callable[[str], float]:
