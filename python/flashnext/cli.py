@@ -190,7 +190,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listener = socket.socket(family, kind, protocol)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen()
+        listener.listen(2048)
         return listener
     except (OSError, UnicodeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error

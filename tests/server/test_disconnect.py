@@ -217,7 +217,7 @@ def test_a_slow_client_is_waited_for_as_long_as_it_takes_something() -> None:
         config = uvicorn.Config(app, log_config=None)
         config.load()
         state = uvicorn.server.ServerState()
-        connection = Connection(config=config, server_state=state, app_state={}, patience_s=0.0)
+        connection = Connection(config=config, server_state=state, app_state={}, patience_s=0.0, most=9)
         transport = Transport([5000, 4000, 4000, 3999, 3999, 2000, 2000, 2000])
         connection.connection_made(transport)
         connection.pause_writing()

@@ -108,11 +108,15 @@ def _line(error: Any) -> Any:
 
 @pytest.mark.parametrize("name", ["top_p", "repetition_penalty"])
 def test_what_rounds_to_zero_in_float32_is_zero(name: str) -> None:
+    def drawn(value: float) -> Sampling:
+        fields: dict[str, Any] = {name: value}
+        return Sampling(**fields)
+
     smallest = 2.0**-149
-    assert getattr(Sampling(**{name: smallest}), name) == smallest
+    assert getattr(drawn(smallest), name) == smallest
     for zero in (smallest / 2, 1e-46, 5e-324):
         with pytest.raises(InvalidField, match="above 0"):
-            Sampling(**{name: zero})
+            drawn(zero)
 
 
 @pytest.mark.parametrize(
