@@ -84,7 +84,7 @@ def test_prompt_and_reply_fill_the_whole_window_with_drafts_and_without(edge: Pa
 
 @pytest.mark.parametrize("over", [0, 1, 1000])
 def test_prompt_that_leaves_no_token_of_reply_is_refused_with_the_numbers(whole: Engine, over: int) -> None:
-    numbers = f"has {WINDOW + over} tokens, .* must fit the context of {WINDOW}"
+    numbers = f"has {WINDOW + over} tokens, .* maximum context length is {WINDOW}"
     with pytest.raises(InvalidField, match=numbers) as caught:
         whole.submit(text(WINDOW + over), sampling=settings(1))
     assert caught.value.field == "prompt"

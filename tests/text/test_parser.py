@@ -184,6 +184,15 @@ def test_the_end_of_a_bare_call_is_looked_for_once() -> None:
     assert (name, json.loads(arguments)) == ("f", {"s": value})
 
 
+@pytest.mark.parametrize("size", [1, None])
+@pytest.mark.parametrize("tag", ["<think>", "</think>"])
+def test_control_tokens_behind_a_call_that_is_not_closed_are_no_text(tag: str, size: int | None) -> None:
+    reply = f"<function=f><parameter=s>a</function> b {tag} c"
+    found = parse(reply, size=size) if size else parse(reply)
+    assert "<" not in found[0] + found[1] and "c" in found[0] + found[1]
+    assert found[2] == [ToolCall("f", '{"s": "a"}')]
+
+
 def test_many_calls_behind_one_that_is_not_closed_are_all_read() -> None:
     reply = "<function=f><parameter=s>a</function>" + "\n<function=f></function>" * 1000
     assert parse(reply) == ("", "", [ToolCall("f", '{"s": "a"}'), *[ToolCall("f", "{}")] * 1000])

@@ -229,25 +229,30 @@ class ReplyParser:
     def _enter(self, state: _State) -> None:
         self._state, self._held, self._call, self._trim, self._line_start = state, "", "", True, True
 
-    def _read(self, text: str) -> list[Part]:
-        """Read the last characters that were taken."""
+    def _read(self, text: str, behind: int = 0) -> list[Part]:
+        """Read text.
+
+        Args:
+            text: What comes next.
+            behind: Characters that were taken behind it.
+        """
         parts: list[Part] = []
         while text:
-            more, text = self._read_some(text)
+            more, text = self._read_some(text, behind)
             parts += more
         return parts
 
-    def _read_some(self, text: str) -> tuple[list[Part], str]:
+    def _read_some(self, text: str, behind: int) -> tuple[list[Part], str]:
         """Read up to where the state changes; returns what is behind that too."""
         if self._state is _State.THINKING:
-            return self._release(text), ""
+            return self._release(text, behind), ""
         if self._state is _State.CONTENT:
-            return self._read_content(text)
+            return self._read_content(text, behind)
         if self._state is _State.CALL:
             self._call += text
             return [], ""
         end = self._bare.feed(text)
-        return ([], "") if end is None else self._end_bare_call(end)
+        return ([], "") if end is None else self._end_bare_call(end, behind)
 
     def _release(self, text: str, behind: int = 0) -> list[Part]:
         """Hold back white space at the end, drop it at the start of a block, give the rest.
@@ -271,12 +276,12 @@ class ReplyParser:
         self._given.add(self._state)
         return [Reasoning(visible, source) if self._state is _State.THINKING else Content(visible, source)]
 
-    def _read_content(self, text: str) -> tuple[list[Part], str]:
+    def _read_content(self, text: str, behind: int) -> tuple[list[Part], str]:
         text = self._held + text
         self._held = ""
         at = self._find_call(text) if self._openings else len(text)
         before, rest = text[:at], text[at:]
-        parts = self._release(before, len(rest))
+        parts = self._release(before, len(rest) + behind)
         if before:
             self._line_start = before.endswith("\n") or (self._line_start and before.isspace())
         opening = next((opening for opening in self._openings if rest.startswith(opening)), None)
@@ -310,13 +315,31 @@ class ReplyParser:
         while self._state is _State.BARE_CALL:
             found = self._bare.text.find(_CALL_END)
             more, rest = self._end_bare_call(found + len(_CALL_END) if found >= 0 else len(self._bare.text))
-            parts += [*more, *self._read(rest)]
+            parts += [*more, *self._read_again(rest)]
         return parts
 
-    def _end_bare_call(self, end: int) -> tuple[list[Part], str]:
+    def _end_bare_call(self, end: int, behind: int = 0) -> tuple[list[Part], str]:
         """End a bare call there; returns the text behind it too."""
         body, rest = self._bare.text[:end], self._bare.text[end:]
-        return self._end_call(body, len(rest)), rest
+        return self._end_call(body, len(rest) + behind), rest
+
+    def _read_again(self, text: str) -> list[Part]:
+        """Read what was thought to be in a call; control tokens that came there are no text of the answer."""
+        parts: list[Part] = []
+        behind = len(text)
+        for piece, is_control in split_control(text):
+            if is_control and self._state is _State.CONTENT:
+                held, self._held = self._held, ""
+                parts += self._release(held, behind)
+                if self._held and not self._trim:
+                    end = self.n_taken - behind
+                    parts.append(Content(self._held, (end - len(self._held), end)))
+                self._held = ""
+                behind -= len(piece)
+            else:
+                behind -= len(piece)
+                parts += self._read(piece, behind)
+        return parts
 
     def _end_call(self, body: str, behind: int = 0) -> list[Part]:
         """Read a call.
