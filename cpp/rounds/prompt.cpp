@@ -140,14 +140,7 @@ std::unique_ptr<CommandBuffer> Runner::score(std::unique_ptr<CommandBuffer> cb,
     tables.counts->n[kCountLogits] = static_cast<int32_t>(n);
     model_->record_logits(*cb, Model::Tables::kHost, static_cast<uint32_t>(n));
     model_->record_scores(*cb, pass.slot, static_cast<uint32_t>(n), static_cast<uint32_t>(n_valid_));
-    cb->signal(done_, ++n_committed_);
-    cb->commit();
-    try {
-      done_->wait(n_committed_);
-    } catch (...) {
-      pass.error = std::current_exception();
-    }
-    cb = model_->device()->command_buffer();
+    pass.error = run_so_far(cb);
     if (pass.error) break;
     const Model::Results results = model_->results(pass.slot);
     for (size_t i = 0; i < n; ++i) {

@@ -48,6 +48,21 @@ void Runner::commit(CommandBuffer& cb, Pass pass) {
   next_slot_ = (next_slot_ + 1) % Model::kSlots;
 }
 
+// Commits the first part of a pass and waits for it; the pass goes on in a new command buffer. Returns what
+// failed.
+std::exception_ptr Runner::run_so_far(std::unique_ptr<CommandBuffer>& cb) {
+  std::exception_ptr error;
+  cb->signal(done_, ++n_committed_);
+  cb->commit();
+  try {
+    done_->wait(n_committed_);
+  } catch (...) {
+    error = std::current_exception();
+  }
+  cb = model_->device()->command_buffer();
+  return error;
+}
+
 int Runner::commit_round(std::span<const RoundPart> parts) {
   if (in_flight() == kMost) throw Error("round: too many passes are in flight");
   Pass pass;
@@ -101,16 +116,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   model_->record_verdict(*cb, Model::Tables::kRound, pass.slot, bounds.n_sequences, bounds.n_rows, wanted,
                          n_valid);
   if (model_->has_head()) {
-    if (serial_drafts_) {
-      cb->signal(done_, ++n_committed_);
-      cb->commit();
-      try {
-        done_->wait(n_committed_);
-      } catch (...) {
-        pass.error = std::current_exception();
-      }
-      cb = model_->device()->command_buffer();
-    }
+    if (serial_drafts_) pass.error = run_so_far(cb);
     // Behind a failure the head's tables are those of another pass.
     if (!pass.error) {
       model_->record_drafts(*cb, bounds.n_sequences, bounds, static_cast<uint32_t>(most_drafts), n_valid);

@@ -183,6 +183,7 @@ class Runner {
   void run(std::span<const Part> parts, std::vector<float>* all);
   void leave_out(const SessionRef& session);
   void commit(CommandBuffer& cb, Pass pass);
+  std::exception_ptr run_so_far(std::unique_ptr<CommandBuffer>& cb);
   std::unique_ptr<CommandBuffer> score(std::unique_ptr<CommandBuffer> cb,
                                        std::span<const ChunkPart* const> chunks,
                                        std::span<const int32_t> first_rows, Pass& pass);
