@@ -15,7 +15,7 @@
 #include "bindings/testing.h"
 #include "device/device.h"
 #include "kernels/sampler.h"
-#include "rounds/sampler.h"
+#include "rounds/reply.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -50,14 +50,7 @@ class Memory {
 ReplyState reply_of(const Sampling& s, const Tokens& prompt, const Tokens& reply, const Tokens& uncounted,
                     int32_t n_counted, int n_valid, Memory& memory) {
   ReplyState r = {};
-  r.seed = s.seed;
-  r.temperature = s.temperature;
-  r.top_p = s.top_p;
-  r.min_p = s.min_p;
-  r.presence = s.presence;
-  r.frequency = s.frequency;
-  r.repetition = s.repetition;
-  r.top_k = s.top_k;
+  set_rules(r, s);
   r.n_logprobs = s.logprobs;
   Slice at;
   if (!s.bias.empty()) {

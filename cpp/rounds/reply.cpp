@@ -19,6 +19,17 @@ BufferRef buffer_of(Device& device, const std::vector<T>& values) {
 
 }  // namespace
 
+void set_rules(ReplyState& r, const Sampling& s) {
+  r.seed = s.seed;
+  r.temperature = s.temperature;
+  r.top_p = s.top_p;
+  r.min_p = s.min_p;
+  r.presence = s.presence;
+  r.frequency = s.frequency;
+  r.repetition = s.repetition;
+  r.top_k = s.top_k;
+}
+
 std::shared_ptr<Runner::Reply> Runner::reply_of(const Session& session) {
   auto reply = std::static_pointer_cast<Reply>(session.attached());
   if (!reply) throw InvalidArgument("session: it has no reply; begin() comes first");
@@ -58,14 +69,7 @@ void Runner::begin(Session& session, const ReplyOptions& options) {
                           " known tokens do not stand before its end at " + std::to_string(r.end));
   }
   std::copy(options.known.begin(), options.known.end(), session.text().begin() + options.n_prompt);
-  r.seed = s.seed;
-  r.temperature = s.temperature;
-  r.top_p = s.top_p;
-  r.min_p = s.min_p;
-  r.presence = s.presence;
-  r.frequency = s.frequency;
-  r.repetition = s.repetition;
-  r.top_k = s.top_k;
+  set_rules(r, s);
   r.n_logprobs = s.logprobs < 0 ? -1 : std::min(s.logprobs, kMaxTop);
   std::vector<BiasEntry> bias;
   for (const auto& [id, value] : s.bias) bias.push_back({id, value});

@@ -1,4 +1,4 @@
-// What the runner's files share: what the host keeps of a reply, and sessions that have begun a pass.
+// What the files of a runner share: a reply as the host keeps it, its rules, sessions that began a pass.
 #pragma once
 
 #include <memory>
@@ -14,6 +14,9 @@ struct Runner::Reply final : Session::Attachment {
   bool has_head = false;
   DraftCounts draft_counts;
 };
+
+// Writes the numbers that a reply is drawn by; not its bias, and not how many log-probabilities it tells.
+void set_rules(ReplyState& state, const Sampling& sampling);
 
 // They fail where the pass is not committed after all.
 struct Begun {
