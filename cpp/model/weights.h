@@ -42,7 +42,8 @@ class Weights {
  private:
   const TensorView& find(const std::string& name) const;
   const std::byte* bytes(const TensorView& view, const std::string& name, size_t size_bytes) const;
-  Slice place(const TensorView& view, const std::string& name, size_t size_bytes);
+  // From the tensor's first byte to its last; n_own of them are not another tensor's.
+  Slice place(const TensorView& view, const std::string& name, size_t size_bytes, size_t n_own);
   std::vector<float> floats(const std::string& name, int64_t n) const;
   BufferRef keep(const std::vector<float>& values);
 
