@@ -21,7 +21,7 @@ namespace flashnext {
 // What a device can hold and how its arithmetic behaves. Bandwidths are estimates in bytes a second, 0 where
 // unknown.
 struct Limits {
-  size_t working_set_bytes = 0;  // memory the plan may use
+  size_t working_set_bytes = 0;  // memory it can work with at once; how much of it is used, the plan says
   size_t max_buffer_bytes = 0;
   double read_bandwidth = 0;
   size_t tensor_alignment = 16;  // bytes; a tensor of a mapped file that lies otherwise is copied

@@ -413,7 +413,7 @@ class CpuDevice final : public Device {
                   faults_) {
     for (const KernelEntry& e : kernels) kernels_.emplace(e.name, CpuKernel(e));
     const auto memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
-    limits_.working_set_bytes = memory / 10 * 7;
+    limits_.working_set_bytes = memory;
     limits_.max_buffer_bytes = memory;
     limits_.tensor_alignment = sizeof(float);
     limits_.workers = executor_.workers();
