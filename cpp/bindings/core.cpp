@@ -170,6 +170,7 @@ void bind_model(nb::module_& m) {
   nb::class_<Limits>(m, "Limits", "What a device can hold and how its arithmetic behaves.")
       .def_ro("working_set_bytes", &Limits::working_set_bytes)
       .def_ro("max_buffer_bytes", &Limits::max_buffer_bytes)
+      .def_ro("tensor_alignment", &Limits::tensor_alignment)
       .def_ro("workers", &Limits::workers)
       .def_ro("prompt_equals_window", &Limits::prompt_equals_window);
   nb::class_<Device>(m, "Device", "A device that models run on; opened once and handed down.")
@@ -191,9 +192,9 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("vocab_size", [](const Model& x) { return x.config().vocab_size; })
       .def_prop_ro("context", [](const Model& x) { return x.options().context; })
       .def_prop_ro("page_bytes", [](const Model& x) { return x.page_layout().size_bytes; })
-      .def_prop_ro("session_bytes", [](const Model& x) {
-        return x.state_layout().block_bytes + 2 * x.state_layout().unsettled_bytes;
-      });
+      .def_prop_ro(
+          "snapshot_bytes", [](const Model& x) { return x.state_layout().block_bytes; },
+          "Of a session's recurrent block.");
   m.def("load_model", &make_model, "device"_a, "config"_a, "files"_a, "tensors"_a, "zero_centred"_a,
         "dtype"_a, "inv_freq"_a, "attention_factor"_a, "context"_a, "max_chunk"_a = 512, "max_window"_a = 16,
         "max_round"_a = 64, "max_sequences"_a = 64,

@@ -127,9 +127,10 @@ class Model : public std::enable_shared_from_this<Model> {
   Attention attention(const std::string& at);
   Experts experts(const std::string& at);
   Ple ple(const std::string& at, int index);
+  // What these two take, python/flashnext/engine/sizes.py plans.
   void allocate_scratch();
-
   void allocate_head();
+
   void load_head();
 
   void read(CommandBuffer& cb, const Batch& b, Slice streams, const HyperConnection& hc) const;

@@ -25,6 +25,9 @@ class Limits:
     def max_buffer_bytes(self) -> int: ...
 
     @property
+    def tensor_alignment(self) -> int: ...
+
+    @property
     def workers(self) -> int: ...
 
     @property
@@ -75,7 +78,8 @@ class Model:
     def page_bytes(self) -> int: ...
 
     @property
-    def session_bytes(self) -> int: ...
+    def snapshot_bytes(self) -> int:
+        """Of a session's recurrent block."""
 
 def load_model(device: Device, config: dict, files: Sequence[str], tensors: Mapping[str, tuple[int, int, str, Sequence[int], int]], zero_centred: bool, dtype: str, inv_freq: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], attention_factor: float, context: int, max_chunk: int = 512, max_window: int = 16, max_round: int = 64, max_sequences: int = 64) -> Model:
     """
