@@ -16,49 +16,12 @@ from flashnext.checkpoint.summary import part_of
 from flashnext.errors import CheckpointError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.published import PUBLISHED, published
 from support.random_checkpoint import random_config
-
-# The published model, as its config.json spells it.
-REAL: dict[str, Any] = {
-    "model_type": "qwen4_exp", "tie_word_embeddings": False, "image_token_id": 248056,
-    "video_token_id": 248057, "vision_start_token_id": 248053, "vision_end_token_id": 248054,
-    "text_config": {
-        "model_type": "qwen4_exp_text", "hidden_size": 2560, "num_hidden_layers": 48, "vocab_size": 248320,
-        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 12, "num_attention_heads": 24,
-        "num_key_value_heads": 2, "head_dim": 256, "max_position_embeddings": 262144, "rms_norm_eps": 1e-6,
-        "hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": False,
-        "rope_parameters": {
-            "rope_type": "default", "rope_theta": 10000000, "partial_rotary_factor": 0.25,
-            "mrope_section": [11, 11, 10], "mrope_interleaved": True,
-        },
-        "linear_num_key_heads": 16, "linear_num_value_heads": 48, "linear_key_head_dim": 128,
-        "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "output_gate_type": "sigmoid",
-        "mamba_ssm_dtype": "float32", "indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 128,
-        "indexer_budget": 2048, "indexer_compress_ratio": 4, "num_experts": 512, "num_experts_per_tok": 10,
-        "moe_intermediate_size": 640, "shared_expert_intermediate_size": 640, "norm_topk_prob": True,
-        "intermediate_size": 12288, "hc_count": 4, "hc_lowrank": 320, "ple_layer_ids": [2],
-        "ple_embed_dim": 2560, "ple_conv_kernel_size": 4, "ngram_size": 3, "heads_per_ngram": 8,
-        "ngram_vocab_size_base": 20000000, "make_ngram_vocab_size_divisible_by": 128, "seed": 1234,
-        "split_ngram_parts": 128, "eos_token_id": 248044, "bos_token_id": 248044, "mtp_num_hidden_layers": 1,
-        "mtp": {"layer_types": ["full_attention"]}, "mtp_use_dedicated_embeddings": False,
-    },
-    "vision_config": {
-        "model_type": "qwen4_exp_vision", "depth": 27, "hidden_size": 1152, "num_heads": 16,
-        "intermediate_size": 4304, "patch_size": 16, "temporal_patch_size": 2, "spatial_merge_size": 2,
-        "in_channels": 3, "out_hidden_size": 2560, "num_position_embeddings": 2304,
-        "hidden_act": "gelu_pytorch_tanh", "deepstack_visual_indexes": [],
-    },
-}  # fmt: skip
-
-
-def real(**text: Any) -> dict[str, Any]:
-    raw = copy.deepcopy(REAL)
-    raw["text_config"].update(text)
-    return raw
 
 
 def test_the_published_model_has_its_published_constants() -> None:
-    config = parse_config(REAL)
+    config = parse_config(PUBLISHED)
     assert config.ngram_multipliers == ((23703573157769, 20109073645365, 8052911324071),)
     assert config.ngram_sizes[0][:4] == (20000003, 20000023, 20000033, 20000047)
     assert config.ngram_sizes[0][-1] == 20000171
@@ -72,7 +35,7 @@ def test_the_published_model_has_its_published_constants() -> None:
 
 
 def test_the_published_models_tensors_add_up_to_its_published_size() -> None:
-    specs = [spec for spec in model_specs(parse_config(REAL)) if spec.kind is not Kind.SCALE]
+    specs = [spec for spec in model_specs(parse_config(PUBLISHED)) if spec.kind is not Kind.SCALE]
     values = sum(math.prod(spec.shape) for spec in specs if spec.kind is not Kind.CONSTANT)
     constants = sum(math.prod(spec.shape) for spec in specs if spec.kind is Kind.CONSTANT)
     assert (values, constants) == (179_999_981_424, 35)
@@ -85,7 +48,7 @@ def test_the_published_models_tensors_add_up_to_its_published_size() -> None:
 
 def test_parts_of_the_published_model_have_the_known_value_counts() -> None:
     counts: dict[str, int] = {}
-    for spec in model_specs(parse_config(REAL)):
+    for spec in model_specs(parse_config(PUBLISHED)):
         if spec.kind not in (Kind.CONSTANT, Kind.SCALE):
             counts[part_of(spec.name)] = counts.get(part_of(spec.name), 0) + math.prod(spec.shape)
     assert counts == {
@@ -97,8 +60,8 @@ def test_parts_of_the_published_model_have_the_known_value_counts() -> None:
 
 
 def test_a_flat_text_config_reads_like_a_nested_one() -> None:
-    flat = parse_config(REAL["text_config"])
-    nested = parse_config(REAL)
+    flat = parse_config(PUBLISHED["text_config"])
+    nested = parse_config(PUBLISHED)
     same = dataclasses.replace(
         nested,
         vision=None,
@@ -114,15 +77,15 @@ def test_a_flat_text_config_reads_like_a_nested_one() -> None:
 @pytest.mark.parametrize("attention", ["full_attention", "indexed_attention", "qwen_sparse_attention"])
 @pytest.mark.parametrize("vision", ["qwen4_exp_vision", "qwen4_exp", "qwen3_5_vision"])
 def test_all_spellings_of_types_are_one_model(types: str, attention: str, vision: str) -> None:
-    raw = real(model_type=f"{types}_text", layer_types=(["linear_attention"] * 3 + [attention]) * 12)
+    raw = published(model_type=f"{types}_text", layer_types=(["linear_attention"] * 3 + [attention]) * 12)
     raw["model_type"] = types
     raw["text_config"]["mtp"]["layer_types"] = [attention]
     raw["vision_config"]["model_type"] = vision
-    assert parse_config(raw) == parse_config(REAL)
+    assert parse_config(raw) == parse_config(PUBLISHED)
 
 
 def test_keys_with_defaults_may_be_missing() -> None:
-    raw = real()
+    raw = published()
     text = raw["text_config"]
     del text["layer_types"]
     for key in (
@@ -135,7 +98,7 @@ def test_keys_with_defaults_may_be_missing() -> None:
         del text[key]
     for key in ("mrope_section", "mrope_interleaved", "rope_type"):
         del text["rope_parameters"][key]
-    assert parse_config(raw) == parse_config(REAL)
+    assert parse_config(raw) == parse_config(PUBLISHED)
     del text["output_gate_type"]
     assert parse_config(raw).output_gate == "silu"
     text["full_attention_interval"] = 3
@@ -143,14 +106,14 @@ def test_keys_with_defaults_may_be_missing() -> None:
 
 
 def test_theta_and_rotary_share_may_stand_beside_the_rope_section() -> None:
-    raw = real(rope_theta=10000000, partial_rotary_factor=0.25)
+    raw = published(rope_theta=10000000, partial_rotary_factor=0.25)
     for key in ("rope_theta", "partial_rotary_factor"):
         del raw["text_config"]["rope_parameters"][key]
-    assert parse_config(raw) == parse_config(REAL)
+    assert parse_config(raw) == parse_config(PUBLISHED)
 
 
 def test_the_first_of_several_eos_ids_ends_ngram_segments() -> None:
-    config = parse_config(real(eos_token_id=[248044, 248046]))
+    config = parse_config(published(eos_token_id=[248044, 248046]))
     assert (config.segment_token, config.text_eos) == (248044, (248044, 248046))
 
 
@@ -240,7 +203,7 @@ def test_is_prime_agrees_with_trial_division() -> None:
 )  # fmt: skip
 def test_unsupported_text_configs_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(CheckpointError, match=words) as caught:
-        parse_config(real(**changes))
+        parse_config(published(**changes))
     assert str(caught.value).startswith("config.json: ")
     assert "\n" not in str(caught.value)
 
@@ -267,7 +230,7 @@ def test_unsupported_text_configs_are_refused_by_name(changes: dict[str, Any], w
     ids=str,
 )
 def test_unsupported_rope_sections_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
-    raw = real()
+    raw = published()
     raw["text_config"]["rope_parameters"].update(changes)
     with pytest.raises(CheckpointError, match=words):
         parse_config(raw)
@@ -287,7 +250,7 @@ def test_unsupported_rope_sections_are_refused_by_name(changes: dict[str, Any], 
     ids=str,
 )
 def test_unsupported_vision_towers_are_refused_by_name(changes: dict[str, Any], words: str) -> None:
-    raw = real()
+    raw = published()
     raw["vision_config"].update(changes)
     with pytest.raises(CheckpointError, match=words):
         parse_config(raw)
@@ -308,7 +271,7 @@ JSON = st.recursive(
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_no_value_of_any_field_escapes_as_another_exception(data: st.DataObject) -> None:
-    raw = copy.deepcopy(REAL)
+    raw = copy.deepcopy(PUBLISHED)
     raw["text_config"]["ngram_vocab_size_base"] = 1000
     raw["text_config"]["split_ngram_parts"] = 1
     holders = [raw, raw["text_config"], raw["text_config"]["rope_parameters"], raw["vision_config"]]

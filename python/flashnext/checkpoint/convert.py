@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from flashnext.checkpoint.affine import Affine
+from flashnext.checkpoint.affine import Affine, Quantization
+from flashnext.checkpoint.expected import converted
 from flashnext.checkpoint.folder import find_file, need_file, read_json
 from flashnext.checkpoint.layout import Checkpoint, open_checkpoint
 from flashnext.checkpoint.names import Kind, TensorSpec, mlx_name, model_specs
-from flashnext.checkpoint.quantize import check_affine, float32_to_bf16, quantize
+from flashnext.checkpoint.quantize import float32_to_bf16, quantize
 from flashnext.checkpoint.views import TensorView, read_floats, read_view
 from flashnext.checkpoint.writer import ShardedWriter, TensorPlan, write_json
 from flashnext.errors import CheckpointError, InvalidArgument
@@ -32,7 +33,6 @@ COPIED_FILES = (
     "chat_template.jinja", "chat_template.json", "generation_config.json", "preprocessor_config.json",
     "video_preprocessor_config.json", "processor_config.json", "LICENSE",
 )  # fmt: skip
-_TABLE = ".ngram_embedding.shard_"
 _CHUNK_VALUES = 1 << 22  # values read, quantized and written at once
 _SPARE_BYTES = 16 << 20  # room on disk for headers and copied files
 
@@ -79,15 +79,14 @@ def convert(
         CheckpointError: The source cannot be used or quantized so, the target is in the way, or the disk is
             too full.
     """
-    for size in (group, table_group or group):
-        check_affine(bits, size)
     checkpoint = open_checkpoint(source)
     target = _real_target(target)
     try:
         _check_target(target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror}") from None
-    steps = _plan_steps(checkpoint, Affine(bits, group), Affine(bits, table_group or group))
+    quantization = converted(checkpoint.config, bits, group, table_group, f"{checkpoint.path}: ")
+    steps = _plan_steps(checkpoint, quantization)
     plans = [plan for step in steps for plan in _output_plans(step)]
     _check_disk(target, sum(plan.nbytes for plan in plans))
     work = target.with_name(f"{target.name}.partial-{secrets.token_hex(4)}")
@@ -100,7 +99,7 @@ def convert(
             if path is not None:
                 shutil.copyfile(path, work / name)
         raw = read_json(need_file(checkpoint.path, "config.json"))
-        write_json(work / "config.json", raw | {"quantization": _section(steps, Affine(bits, group))})
+        write_json(work / "config.json", raw | {"quantization": _section(steps, quantization.default)})
         work.rename(target)
     except OSError as error:
         raise CheckpointError(f"{target} could not be written: {error.strerror or error}") from None
@@ -135,7 +134,7 @@ def _check_disk(target: Path, size: int) -> None:
         )
 
 
-def _plan_steps(checkpoint: Checkpoint, body: Affine, table: Affine) -> list[Step]:
+def _plan_steps(checkpoint: Checkpoint, quantization: Quantization) -> list[Step]:
     if checkpoint.affine:
         module = next(iter(checkpoint.affine))
         raise CheckpointError(
@@ -145,18 +144,9 @@ def _plan_steps(checkpoint: Checkpoint, body: Affine, table: Affine) -> list[Ste
     steps = []
     for spec in model_specs(checkpoint.config):
         view = checkpoint.tensors.get(spec.name)
-        if view is None:
-            continue
-        affine = None
-        if spec.kind is Kind.MATRIX:
-            affine = table if _TABLE in spec.name else body
-            if spec.shape[-1] % affine.group:
-                hint = "--table-group" if affine is table and _TABLE in spec.name else "--group"
-                raise CheckpointError(
-                    f"{checkpoint.path}: tensor {spec.name} has rows of {spec.shape[-1]} inputs, which "
-                    f"groups of {affine.group} do not divide; choose a smaller {hint}"
-                )
-        steps.append(Step(spec, view, affine))
+        if view is not None:
+            affine = quantization.of(spec.name.removesuffix(".weight")) if spec.kind is Kind.MATRIX else None
+            steps.append(Step(spec, view, affine))
     return steps
 
 

@@ -35,11 +35,7 @@ def rope_tables(config: ModelConfig, context: int) -> tuple[Float32, float]:
     repeat. Powers are rounded correctly here; a vectorized power elsewhere can be one unit in the last place
     off.
     """
-    if not 1 <= context <= config.largest_context:
-        raise InvalidArgument(
-            f"context is {context}, but this model reaches from 1 to {config.largest_context} tokens "
-            f"({_reach(config)}); ask for a smaller context"
-        )
+    check_context(config, context)
     powers = _powers(config.rope_theta, config.rotary_dim)
     yarn = config.yarn
     if yarn is None and context > config.max_position:
@@ -47,6 +43,15 @@ def rope_tables(config: ModelConfig, context: int) -> tuple[Float32, float]:
     if yarn is None:
         return np.float32(1) / powers, 1.0
     return _yarn_frequencies(powers, config, yarn), attention_factor(yarn)
+
+
+def check_context(config: ModelConfig, context: int) -> None:
+    """Raise `InvalidArgument` for a context, in tokens, that the model does not reach."""
+    if not 1 <= context <= config.largest_context:
+        raise InvalidArgument(
+            f"context is {context}, but this model reaches from 1 to {config.largest_context} tokens "
+            f"({_reach(config)}); ask for a smaller context"
+        )
 
 
 def _reach(config: ModelConfig) -> str:
