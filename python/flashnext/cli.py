@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NoReturn
 from flashnext.engine.defaults import (
     DRAFTS,
     GAP_MS,
+    LIMIT_PERCENT,
     MAX_PARALLEL,
     MAX_ROUND_ROWS,
     PARALLEL,
@@ -27,12 +28,13 @@ from flashnext.engine.defaults import (
 )
 from flashnext.errors import FlashnextError
 from flashnext.server.configuration import Parser, parse, written
-from flashnext.server.options import add_options, settings_of
+from flashnext.server.options import add_options, gib, parallel, settings_of
 from flashnext.version import VERSION
 
 # What takes long to import is imported where it is needed, so that --help and refusals are instant.
 if TYPE_CHECKING:
     from flashnext.engine.engine import Engine
+    from flashnext.engine.plan import MemoryPlan
 
 STOP_TIMEOUT_S = 0.5
 """How long the end waits for the device to finish the step that it is in."""
@@ -112,7 +114,13 @@ def _serve_parser() -> argparse.ArgumentParser:
         "--context",
         type=int,
         metavar="TOKENS",
-        help="largest prompt plus reply (default: the model's window)",
+        help="largest prompt plus reply (default: the model's window, or what of it there is room for)",
+    )
+    engine.add_argument(
+        "--load-limit",
+        type=gib,
+        metavar="GIB",
+        help=f"most memory that all of it takes, above 0 (default: {LIMIT_PERCENT} %% of the machine's)",
     )
     engine.add_argument("--device", default="auto", help="auto or cpu (default auto)")
     engine.add_argument(
@@ -123,7 +131,7 @@ def _serve_parser() -> argparse.ArgumentParser:
     )
     engine.add_argument(
         "--parallel",
-        type=_parallel,
+        type=parallel,
         metavar="auto|N",
         help=f"most requests answered at once, 1 to {MAX_PARALLEL} (default auto: {PARALLEL}, or as many as "
         "there is room for)",
@@ -175,14 +183,6 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _parallel(text: str) -> int | None:
-    if text == "auto":
-        return None
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"expected auto or a number, found {text!r}")
-    return int(text)
-
-
 def _listen(host: str, port: int) -> socket.socket:
     """Listen before anything is loaded, so that a port in use is told at once."""
     try:
@@ -226,6 +226,8 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
         lone=not args.no_lone,
         serial_drafts=args.serial_drafts,
         prices=not args.no_prices,
+        load_limit_gib=args.load_limit,
+        planned=_show_plan,
     )
     loading = Loading(load, _progress(path), service)
 
@@ -286,27 +288,25 @@ def _progress(path: Path) -> Iterator[Callable[[str], None]]:
         yield lambda stage: bars.update(task, description=f"loading {path.name}: {stage}")
 
 
+def _show_plan(plan: MemoryPlan) -> None:
+    """Print what memory will be taken, before it is."""
+    from flashnext.engine.plan_text import plan_table
+
+    for warning in plan.warnings:
+        print(f"flashnext-serve: warning: {warning}", file=sys.stderr)
+    print(plan_table(plan), flush=True)
+
+
 def _banner(engine: Engine, name: str, url: str, began: float) -> str:
-    """Say what is served, how much memory it takes and where; `began` is the start by perf_counter."""
+    """Say what is served and where; `began` is the start by perf_counter."""
     seconds = time.perf_counter() - began
     loaded = engine.loaded
-    model, pool = loaded.model, loaded.pool
     bits = sorted({affine.bits for affine in loaded.checkpoint.affine.values()})
     storage = f"{', '.join(map(str, bits))} bit" if bits else "bfloat16"
-    parts = {
-        "weights": model.weight_bytes,
-        "scratch": model.scratch_bytes,
-        "sequence": model.session_bytes,
-        "pages": pool.total * pool.page_bytes,
-    }
     rows = (
         ("model", f"{name} ({storage}, activations {loaded.dtype})"),
         ("device", loaded.device.name),
         ("context", f"{engine.context:,} tokens"),
-        (
-            "memory",
-            f"{_size(sum(parts.values()))} ({', '.join(f'{k} {_size(v)}' for k, v in parts.items())})",
-        ),
         ("address", f"{url}/v1"),
     )
     lines = [f"{label:<9}{value}" for label, value in rows]
@@ -316,7 +316,3 @@ def _banner(engine: Engine, name: str, url: str, began: float) -> str:
 def _url(listener: socket.socket) -> str:
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _size(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.2f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.1f} MiB"

@@ -23,8 +23,9 @@ import pytest
 from flashnext.engine.engine import BUNDLED, Engine
 from flashnext.engine.errors import EngineClosed
 from flashnext.engine.events import Event, Reply, token_sha
+from flashnext.engine.plan import MemoryPlan
 from flashnext.engine.sampling import Sampling
-from flashnext.errors import CheckpointError, DeviceError, InvalidArgument
+from flashnext.errors import CheckpointError, DeviceError, InvalidArgument, OutOfMemory
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import TemplateOptions
 from support.mutate import edit_tensors
@@ -493,6 +494,8 @@ def test_loading_tells_its_stages_and_refuses_by_name(tmp_path: Path) -> None:
         ({"round_rows": 65}, "round_rows is 65, expected 1 to 64"),
         ({"parallel": 33}, "parallel is 33, and a round has 32 rows"),
         ({"gap_ms": -1}, "gap_ms is -1, expected 0 or more"),
+        ({"load_limit_gib": 0}, "load_limit_gib is 0, expected GiB above 0"),
+        ({"load_limit_gib": float("nan")}, "load_limit_gib is nan"),
     ]
     for arguments, message in wrong:
         with pytest.raises(InvalidArgument, match=message):
@@ -520,6 +523,30 @@ def test_as_many_requests_run_at_once_as_there_are_pages_for() -> None:
         assert engine.parallel == 8
     with Engine(context=512, parallel=12) as engine:
         assert engine.parallel == 12
+
+
+def test_a_load_limit_lowers_what_nobody_asked_for_and_replies_stay_the_same(engine: Engine) -> None:
+    plans: list[MemoryPlan] = []
+    with Engine(parallel=1, round_rows=1, planned=plans.append) as one:
+        least = one.plan
+        assert plans == [least]
+        assert (least.context, least.n_sessions) == (8192, 1)
+    limit = (least.total_bytes - least.page_bytes) / 2**30  # room for one sequence, not of the whole window
+    with Engine(round_rows=1, load_limit_gib=limit) as tight:
+        assert tight.parallel == 1
+        assert tight.context == tight.plan.context == 8192 - 1024
+        assert tight.loaded.pool.total == tight.plan.n_pages
+        reply = tight.submit(SUM, sampling=GREEDY).result()
+        assert reply.token_sha == engine.submit(SUM, sampling=GREEDY).result().token_sha
+    with pytest.raises(OutOfMemory, match="what would fit: a smaller context"):
+        Engine(context=8192, round_rows=1, load_limit_gib=limit)
+
+
+def test_what_is_refused_was_not_loaded() -> None:
+    stages: list[str] = []
+    with pytest.raises(OutOfMemory, match="of memory are needed and the limit is 10.2 MiB"):
+        Engine(load_limit_gib=0.01, progress=stages.append, planned=lambda plan: pytest.fail("planned"))
+    assert "weights" not in stages
 
 
 def test_a_reply_tells_drafts_and_timings(engine: Engine) -> None:

@@ -33,7 +33,13 @@ def test_it_says_what_it_loaded_how_much_memory_it_takes_and_where_it_is() -> No
         lines = dict(line.split(None, 1) for line in server.banner.splitlines())
         assert lines["model"] == "tiny-6bit (6 bit, activations bfloat16)"
         assert lines["context"] == "4,096 tokens"
-        assert lines["memory"].count("MiB") == 5
+        total, limit = lines["memory"].split(" of ")
+        assert total.strip().endswith("MiB")
+        assert "70 % of" in limit
+        for part in ("weights", "scratch", "sequences", "pages", "margin"):
+            assert lines[part].split()[1] == "MiB", part
+        assert "a context of 4,096 tokens" in lines["pages"]
+        assert server.banner.index("memory") < server.banner.index("model ")  # planned before it is loaded
         assert lines["address"] == f"http://127.0.0.1:{server.port}/v1"
         assert lines["ready"].startswith("in ")
         status, err = server.end(signal.SIGINT)
@@ -41,6 +47,17 @@ def test_it_says_what_it_loaded_how_much_memory_it_takes_and_where_it_is() -> No
         assert err.splitlines() == [
             "loading tiny-6bit: tokenizer and chat template", "loading tiny-6bit: weights",
         ]  # fmt: skip
+
+
+def test_a_limit_past_the_usual_one_is_warned_of_and_a_lower_one_is_kept() -> None:
+    with server_process("--load-limit", "1000000") as server:
+        warnings = [line for line in server.err.splitlines() if "warning" in line]
+        assert len(warnings) == 2
+        assert "the device can work with, which count instead" in warnings[0]
+        assert "past 70 % the system may slow down" in warnings[1]
+    with server_process(environ={"FLASHNEXT_LOAD_LIMIT": "1.5"}) as server:
+        assert "of 1.50 GiB" in server.banner
+        assert "warning" not in server.err
 
 
 def test_a_given_checkpoint_is_served_under_its_folders_name() -> None:
@@ -122,6 +139,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
         (["/nowhere/at/all"], "/nowhere/at/all"),
         ([str(HF), "--context", "100000000"], "context"),
         ([str(HF), "--context", "0"], "context"),
+        (["--load-limit", "0.05", "--context", "4096"], "of memory are needed and the limit is 51.2 MiB"),
         (["--device", "abacus"], "device is 'abacus'"),
         (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
         (["--host", "a..b"], "cannot listen on a..b"),
@@ -139,7 +157,15 @@ def test_what_cannot_be_served_is_one_sentence(arguments: list[str], problem: st
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--port", "65536"], ["--port", "x"], ["--dtype", "int3"], ["--nope"], ["a", "b"]]
+    "arguments",
+    [
+        ["--load-limit", "0"],
+        ["--port", "65536"],
+        ["--port", "x"],
+        ["--dtype", "int3"],
+        ["--nope"],
+        ["a", "b"],
+    ],
 )
 def test_a_wrong_argument_is_told_with_the_usage(arguments: list[str]) -> None:
     done = run(*arguments)

@@ -15,5 +15,11 @@ ROUND_ROWS = 32
 
 MAX_ROUND_ROWS = 64
 
+MAX_WINDOW = 16
+"""Rows of one sequence in a round: the pending token and its drafts."""
+
 DRAFTS = 0
 """Most drafts of a sequence's round."""
+
+LIMIT_PERCENT = 70
+"""Of the memory of a machine that a plan takes at most where nobody says otherwise."""

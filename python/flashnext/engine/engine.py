@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import os
 import queue
 import secrets
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -18,26 +19,24 @@ from typing import Any
 
 import numpy as np
 
+from flashnext import _core
+from flashnext.checkpoint import Checkpoint, open_checkpoint
 from flashnext.checkpoint.folder import find_file, open_folder
-from flashnext.engine.core import Core, CoreOptions, Tokens
-from flashnext.engine.defaults import (
-    DRAFTS,
-    GAP_MS,
-    MAX_PARALLEL,
-    MAX_ROUND_ROWS,
-    PARALLEL,
-    ROUND_ROWS,
-)
+from flashnext.engine.core import CoreOptions, Tokens
+from flashnext.engine.defaults import DRAFTS, GAP_MS, MAX_WINDOW, ROUND_ROWS
 from flashnext.engine.errors import ContextExceeded, EngineClosed
 from flashnext.engine.events import Counts
 from flashnext.engine.inbox import Inbox, Item, Mailbox
 from flashnext.engine.job import Deliver, Job
-from flashnext.engine.load import MAX_WINDOW, Loaded, load_model
+from flashnext.engine.load import Loaded, load_model, open_device
 from flashnext.engine.loaded_core import LoadedCore
+from flashnext.engine.machine import ram_bytes
+from flashnext.engine.plan import GIB, Machine, MemoryPlan, PlanSettings, make_plan
 from flashnext.engine.reply import Chat, ReplyText, closing_ids
 from flashnext.engine.request import AsyncRequest, Request
 from flashnext.engine.sampling import Defaults, Sampling
 from flashnext.engine.scheduler import Scheduler
+from flashnext.engine.sizes import weight_sizes
 from flashnext.engine.thread import EngineThread
 from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.text.messages import InvalidField
@@ -89,6 +88,7 @@ class Engine:
         template: Its chat template.
         context: Largest prompt plus reply, in tokens.
         parallel: Most requests that are answered at once.
+        plan: What memory it takes.
     """
 
     def __init__(
@@ -105,6 +105,8 @@ class Engine:
         lone: bool = True,
         serial_drafts: bool = False,
         prices: bool = True,
+        load_limit_gib: float | None = None,
+        planned: Callable[[MemoryPlan], None] = lambda plan: None,
         progress: Callable[[str], None] = lambda stage: None,
         random_bits: Callable[[int], int] = secrets.randbits,
     ) -> None:
@@ -114,11 +116,12 @@ class Engine:
             path: Checkpoint folder.
             device: "auto", or the name of a device.
             dtype: "bfloat16" or "float32", of activations and caches.
-            context: Largest prompt plus reply in tokens; default the model's window.
+            context: Largest prompt plus reply in tokens; default the model's window, or what of it fits the
+                load limit.
             drafts: Most drafts of a round, 0 to 15, by the checkpoint's draft head, which is loaded only
                 then. They change the speed of replies and nothing else.
-            parallel: Most requests that are answered at once, 1 to 64, by default 16 or as many as there are
-                pages for; whom a request is answered beside changes no bit of it. They share the pages of one
+            parallel: Most requests that are answered at once, 1 to 64, by default 16 or as many as there is
+                room for; whom a request is answered beside changes no bit of it. They share the pages of one
                 whole context.
             gap_ms: How long a reply may stand still while prompts of others are read, in milliseconds; four
                 rounds where that is longer.
@@ -126,25 +129,26 @@ class Engine:
             lone: Let a single sequence run by rounds that need no host.
             serial_drafts: Draft only when the host has seen what a round kept; slower, to look for faults.
             prices: Weigh what drafts cost; without, each sequence gets the most it may have.
+            load_limit_gib: Most memory that all of it takes, in GiB, above 0; default 70 % of the machine's.
+            planned: Told the memory plan, before anything of it is allocated.
             progress: Told what is being loaded, stage by stage.
             random_bits: Where the seeds of requests without one come from.
 
         Raises:
             CheckpointError: The checkpoint is refused.
             InvalidArgument: An argument is out of its range.
-            OutOfMemory: The system does not give the memory.
+            OutOfMemory: It does not fit the load limit, and the text says what would; or the system does not
+                give the memory.
         """
         if not 0 <= drafts < MAX_WINDOW:
             raise InvalidArgument(f"drafts is {drafts}, expected 0 to {MAX_WINDOW - 1}")
-        if parallel is not None and not 1 <= parallel <= MAX_PARALLEL:
-            raise InvalidArgument(f"parallel is {parallel}, expected 1 to {MAX_PARALLEL}")
-        if not 1 <= round_rows <= MAX_ROUND_ROWS:
-            raise InvalidArgument(f"round_rows is {round_rows}, expected 1 to {MAX_ROUND_ROWS}")
-        if parallel is not None and parallel > round_rows:
-            raise InvalidArgument(
-                f"parallel is {parallel}, and a round has {round_rows} rows, one a request at least; "
-                "choose fewer, or more round_rows"
-            )
+        settings = PlanSettings(
+            context=context,
+            parallel=parallel,
+            dtype=dtype,
+            round_rows=round_rows,
+            load_limit_bytes=_bytes("load_limit_gib", load_limit_gib),
+        )
         if not gap_ms >= 0:
             raise InvalidArgument(f"gap_ms is {gap_ms}, expected 0 or more")
         progress("tokenizer and chat template")
@@ -154,8 +158,12 @@ class Engine:
         self.tokenizer = Tokenizer.from_folder(path)
         self.template = ChatTemplate.from_folder(path, self.tokenizer)
         self._defaults = Defaults.from_folder(path)
+        self.plan, checkpoint, opened = _plan(path, device, settings, draft_head=drafts > 0)
+        planned(self.plan)
         progress("weights")
-        self._loaded = load_model(path, device=device, dtype=dtype, context=context, draft_head=drafts > 0)
+        self._loaded = load_model(
+            checkpoint, device=opened, dtype=dtype, context=self.plan.context, draft_head=drafts > 0
+        )
         vocab_size = self._loaded.model.vocab_size
         if self.tokenizer.n_tokens > vocab_size:
             raise CheckpointError(
@@ -174,7 +182,7 @@ class Engine:
         self._numbers = itertools.count(1)
         self._process = os.getpid()
         self._loops = threading.local()  # each thread's mailbox, for the event loop that it runs
-        self.parallel = _default_parallel(core) if parallel is None else parallel
+        self.parallel = self.plan.parallel
         self._thread = EngineThread(Scheduler(core, self.parallel, gap_ms))
         # Also at exit: the thread must not be inside the core while the interpreter is taken down.
         self._finalizer = weakref.finalize(self, _close, self._thread, self._process, _EXIT_TIMEOUT_S)
@@ -430,9 +438,24 @@ def _too_long(n: int, context: int) -> str:
     )
 
 
-def _default_parallel(core: Core) -> int:
-    """Choose how many sequences run at once: no more than have a page or two each."""
-    return max(1, min(PARALLEL, core.max_sequences, core.n_pages // core.pages(1)))
+def _plan(
+    path: str | Path, device: str, settings: PlanSettings, *, draft_head: bool
+) -> tuple[MemoryPlan, Checkpoint, _core.Device]:
+    """Open checkpoint and device, which allocates nothing of either, and plan."""
+    checkpoint, opened = open_checkpoint(path), open_device(device)
+    config = checkpoint.config if draft_head else replace(checkpoint.config, n_mtp_layers=0)
+    limits = opened.limits
+    weights = weight_sizes(config, checkpoint.tensors, limits.tensor_alignment)
+    machine = Machine(ram_bytes(), limits.working_set_bytes, limits.workers)
+    return make_plan(config, weights, settings, machine), checkpoint, opened
+
+
+def _bytes(name: str, gib: float | None) -> int | None:
+    if gib is None:
+        return None
+    if not 0 < gib < math.inf:
+        raise InvalidArgument(f"{name} is {gib}, expected GiB above 0")
+    return int(gib * GIB)
 
 
 def _is_short(prompt: PromptLike) -> bool:

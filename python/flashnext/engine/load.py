@@ -7,9 +7,8 @@ from pathlib import Path
 
 from flashnext import _core
 from flashnext.checkpoint import Checkpoint, open_checkpoint, rope_tables
-from flashnext.checkpoint.config import PAGE_TOKENS
-
-MAX_WINDOW = 16  # rows of one sequence in a round: the pending token and its drafts
+from flashnext.engine.defaults import MAX_WINDOW
+from flashnext.engine.sizes import n_pages
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class Loaded:
 def load_model(
     path: str | Path | Checkpoint,
     *,
-    device: str = "auto",
+    device: str | _core.Device = "auto",
     path_name: str = "",
     threads: int = 0,
     dtype: str = "bfloat16",
@@ -48,7 +47,8 @@ def load_model(
 
     Args:
         path: Checkpoint folder, or one already opened.
-        device: "auto" or "cpu".
+        device: "auto", "cpu" or one that is open; only where it is opened here the next two count, and the
+            last two.
         path_name: Instruction path of the CPU device, "" for the best.
         threads: Workers of the CPU device, 0 for one a processor.
         dtype: "bfloat16" or "float32", of activations and caches.
@@ -71,8 +71,10 @@ def load_model(
         config = replace(config, n_mtp_layers=0)
     tokens = config.default_context if context is None else context
     inv_freq, attention_factor = rope_tables(config, tokens)
-    opened = _core.open_device(
-        "cpu" if device == "auto" else device, threads, path_name, shuffle_seed, prompt_order
+    opened = (
+        open_device(device, threads, path_name, shuffle_seed, prompt_order)
+        if isinstance(device, str)
+        else device
     )
     model = _core.load_model(
         opened,
@@ -90,5 +92,22 @@ def load_model(
         max_chunk=max_chunk,
         max_window=max_window,
     )
-    pages = -(-tokens // PAGE_TOKENS) * sequences
-    return Loaded(checkpoint, opened, model, _core.PagePool(model, pages), tokens, dtype)
+    pool = _core.PagePool(model, n_pages(tokens) * sequences)
+    return Loaded(checkpoint, opened, model, pool, tokens, dtype)
+
+
+def open_device(
+    name: str = "auto",
+    threads: int = 0,
+    path_name: str = "",
+    shuffle_seed: int = 0,
+    prompt_order: str = "as windows",
+) -> _core.Device:
+    """Open a device; the arguments are those of `load_model`.
+
+    Raises:
+        InvalidArgument: A name is not known.
+    """
+    return _core.open_device(
+        "cpu" if name == "auto" else name, threads, path_name, shuffle_seed, prompt_order
+    )

@@ -10,7 +10,9 @@ import numpy as np
 from flashnext import _core
 from flashnext.checkpoint.config import PAGE_TOKENS
 from flashnext.engine.core import ChunkPart, CoreOptions, Landed, ReplyOptions, Session
-from flashnext.engine.load import MAX_WINDOW, Loaded
+from flashnext.engine.defaults import MAX_WINDOW
+from flashnext.engine.load import Loaded
+from flashnext.engine.sizes import n_pages
 
 
 class LoadedCore:
@@ -48,7 +50,7 @@ class LoadedCore:
 
     def pages(self, n_positions: int) -> int:
         """Count the pages of n positions and two windows."""
-        return -(-min(n_positions + 2 * MAX_WINDOW, self._loaded.context) // PAGE_TOKENS)
+        return n_pages(min(n_positions + 2 * MAX_WINDOW, self._loaded.context))
 
     def open(self) -> Session:
         """Make the session of a new sequence."""

@@ -22,10 +22,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a further name of the model; may be repeated (default: none beside the folder's name)",
     )
     names.add_argument(
-        "--temperature", type=_number(0, 100), metavar="T", help="0 to 100 (default: the checkpoint's)"
+        "--temperature", type=number(0, 100), metavar="T", help="0 to 100 (default: the checkpoint's)"
     )
     names.add_argument(
-        "--top-p", type=_number(1e-6, 1), metavar="P", help="above 0 to 1 (default: the checkpoint's)"
+        "--top-p", type=number(1e-6, 1), metavar="P", help="above 0 to 1 (default: the checkpoint's)"
     )
     names.add_argument(
         "--top-k", type=_whole(-1), metavar="K", help="tokens, 0 or -1 for all (default: the checkpoint's)"
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-body",
-        type=_number(0.001, 4096),
+        type=number(0.001, 4096),
         default=64.0,
         metavar="MIB",
         help="longest body in MiB (default 64)",
@@ -95,14 +95,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     limits.add_argument(
         "--request-timeout",
-        type=_number(0, math.inf),
+        type=number(0, math.inf),
         default=0.0,
         metavar="S",
         help="longest time of a reply in seconds, 0 for any (default 0)",
     )
     limits.add_argument(
         "--client-timeout",
-        type=_number(0.1, math.inf),
+        type=number(0.1, math.inf),
         default=60.0,
         metavar="S",
         help="a client that stops sending a body, or taking a response, is left after so many seconds "
@@ -110,14 +110,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     limits.add_argument(
         "--drain",
-        type=_number(0, math.inf),
+        type=number(0, math.inf),
         default=10.0,
         metavar="S",
         help="how long replies may go on after a signal in seconds; a second signal ends them (default 10)",
     )
     limits.add_argument(
         "--stall-timeout",
-        type=_number(1, math.inf),
+        type=number(1, math.inf),
         default=120.0,
         metavar="S",
         help="/health fails once a step of the engine takes so many seconds (default 120)",
@@ -154,6 +154,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     more.add_argument(
         "--print-config", action="store_true", help="print each option with where it comes from, and end"
     )
+
+
+def gib(text: str) -> float:
+    """Read an amount of memory in GiB, above 0."""
+    value = _float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected GiB above 0, found {text!r}")
+    return value
+
+
+def parallel(text: str) -> int | None:
+    """Read how many requests are answered at once; None for auto."""
+    if text == "auto":
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"expected auto or a number, found {text!r}")
+    return int(text)
 
 
 def settings_of(args: argparse.Namespace, name: str, path: str) -> Settings:
@@ -258,14 +275,18 @@ def _text(text: str) -> str:
     return text
 
 
-def _number(low: float, high: float) -> Callable[[str], float]:
-    """Read a number within bounds."""
+def _float(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def number(low: float, high: float) -> Callable[[str], float]:
+    """Make what reads a number within bounds."""
 
     def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
+        value = _float(text)
         if not low <= value <= high or math.isinf(value):
             to = "" if math.isinf(high) else f" to {high:g}"
             raise argparse.ArgumentTypeError(f"expected a number from {low:g}{to}, found {text!r}")

@@ -1,0 +1,292 @@
+"""The memory plan as a table: what it chooses, what it refuses, and that what it advises fits."""
+
+from __future__ import annotations
+
+import random
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flashnext.checkpoint import parse_config
+from flashnext.checkpoint.expected import converted, expected_tensors
+from flashnext.engine.machine import ram_bytes
+from flashnext.engine.plan import GIB, Machine, MemoryPlan, PlanSettings, make_plan
+from flashnext.engine.plan_text import differences, explain, plan_table
+from flashnext.engine.sizes import WeightSizes, weight_sizes
+from flashnext.errors import InvalidArgument, OutOfMemory
+from support.published import PUBLISHED
+
+CONFIG = replace(parse_config(PUBLISHED), n_mtp_layers=0)
+WEIGHTS = {
+    bits: weight_sizes(CONFIG, expected_tensors(CONFIG, converted(CONFIG, bits, 32))) for bits in (4, 6)
+}
+
+
+def plan(ram: float, bits: int = 6, **settings: Any) -> MemoryPlan:
+    """A plan of the published model, with sizes in GiB where a name ends so."""
+    for name in ("prefix_cache", "load_limit"):
+        if (gib := settings.pop(f"{name}_gib", None)) is not None:
+            settings[f"{name}_bytes"] = int(gib * GIB)
+    machine = Machine(int(ram * GIB), int(ram * GIB), workers=16)
+    return make_plan(CONFIG, WEIGHTS[bits], PlanSettings(**settings), machine)
+
+
+def needed(**settings: Any) -> int:
+    """Bytes of a plan on a machine that has room."""
+    return plan(1024, **settings).total_bytes
+
+
+def advice(error: OutOfMemory) -> dict[str, float]:
+    """The options that a refusal names, with their values."""
+    return {name: float(value) for name, value in re.findall(r"\(--([a-z-]+) ([0-9.]+)\)", str(error))}
+
+
+def changed(name: str, value: float) -> dict[str, Any]:
+    """What an option of a refusal is among the settings of `plan`."""
+    key = {"prefix-cache": "prefix_cache_gib", "load-limit": "load_limit_gib"}.get(name, name)
+    return {key: value if key.endswith("gib") else int(value)}
+
+
+def advice_together(error: OutOfMemory) -> dict[str, Any]:
+    """The settings that a refusal names for all changes at once."""
+    found = re.search(r"one sequence \(--parallel 1\) and a context of (\d+) \(--context\)", str(error))
+    assert found, error
+    return {"parallel": 1, "context": int(found[1]), "prefix_cache_gib": 0}
+
+
+def test_the_arithmetic_of_the_published_model_is_the_published_one() -> None:
+    text = explain(parse_config(PUBLISHED))
+    rows = {
+        "routed experts": "225.00 98.44 70.31", "n-gram table": "95.37 41.72 29.80",
+        "DeltaNet": "3.89 1.70 1.22", "attention": "1.15 0.50 0.36", "hyper-connections": "1.19 0.52 0.37",
+        "shared experts": "0.44 0.19 0.14", "routers": "0.12 0.12 0.12", "embedding": "1.18 0.52 0.37",
+        "output head": "1.18 0.52 0.37", "n-gram projections": "0.06 0.03 0.02",
+        "draft head": "4.86 2.13 1.52", "vision tower": "0.84 0.84 0.84", "total": "335.28 147.22 105.43",
+    }  # fmt: skip
+    for part, sizes in rows.items():
+        assert re.search(rf"^{part} +[\d,]+ +{sizes.replace(' ', ' +')}$", text, re.MULTILINE), part
+    for words in (
+        "179,999,981,424", "K and V 2,048 B, raw index key 256 B, pooled key 64 B",
+        "30,784 B in 13 layers (28,416 B in the main 12)", "n-gram tail 184,320 B",
+        "36 x (61,440 conv + 3,145,728 recurrent) = 115,458,048 B (110.1 MiB)",
+    ):  # fmt: skip
+        assert words in text
+    contexts = re.findall(r"^([\d,]+) +([\d.]+) GiB +([\d.]+) GiB$", text, re.MULTILINE)
+    assert contexts == [
+        ("32,768", "0.939", "1.047"), ("131,072", "3.758", "3.865"), ("262,112", "7.515", "7.622"),
+    ]  # fmt: skip
+
+
+def test_a_plan_is_told_apart_from_the_arithmetic() -> None:
+    text = differences(parse_config(PUBLISHED), plan(256))
+    assert "without the draft head and the vision tower, not loaded" in text
+    assert "1,819,392 B, 28,428 B a token" in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "context", "parallel"),
+    [
+        ({}, 262_144, 16),  # the model's window, and 16 sequences
+        ({"parallel": 3}, 262_144, 3),
+        ({"parallel": 64, "round_rows": 64}, 262_144, 64),
+        ({"round_rows": 5}, 262_144, 5),  # a row a sequence
+        ({"context": 100_000}, 100_000, 16),
+        ({"context": 100}, 100, 2),  # a page a sequence
+        ({"context": 1_048_576, "dtype": "float32"}, 1_048_576, 16),
+    ],
+)
+def test_with_room_a_plan_is_what_was_asked_for(
+    settings: dict[str, Any], context: int, parallel: int
+) -> None:
+    made = plan(512, **settings)
+    assert (made.context, made.parallel) == (context, parallel)
+    assert made.n_pages == -(-context // 64)
+    assert made.warnings == ()
+
+
+@pytest.mark.parametrize("context", [None, 50_000])
+def test_sequences_give_way_one_by_one(context: int | None) -> None:
+    for n in (15, 7, 3):
+        just = needed(context=context, parallel=n)
+        made = plan(1024, context=context, load_limit_bytes=just)
+        assert (made.parallel, made.total_bytes) == (n, just)
+        assert plan(1024, context=context, load_limit_bytes=just - 1).parallel == n - 1
+
+
+def test_then_the_context_gives_way_by_steps_of_1024() -> None:
+    assert plan(1024, load_limit_bytes=needed(parallel=1)).context == 262_144
+    assert plan(1024, load_limit_bytes=needed(parallel=1) - 1).context == 262_144 - 1024
+    assert plan(1024, load_limit_bytes=needed(context=201_727, parallel=1)).context == 196 * 1024
+
+
+def test_a_number_of_sequences_that_was_asked_for_costs_context() -> None:
+    limit = needed(context=262_144, parallel=4)
+    eight = plan(1024, parallel=8, load_limit_bytes=limit)
+    assert eight.parallel == 8
+    assert eight.context < 262_144
+    assert needed(context=eight.context + 1024, parallel=8) > limit >= eight.total_bytes
+
+
+def test_one_sequence_is_a_plan_like_any_other() -> None:
+    made = plan(1024, round_rows=16, load_limit_bytes=needed(parallel=1, round_rows=16))
+    assert (made.parallel, made.n_sessions, made.context) == (1, 1, 262_144)
+    # While nothing runs, wide rounds are timed with as many sessions as they need.
+    assert plan(1024, parallel=1, round_rows=64).n_sessions == 4
+
+
+def test_the_sum_is_of_all_that_is_printed() -> None:
+    made = plan(256, prefix_cache_gib=4)
+    rows = plan_table(made).splitlines()
+    amounts = {}
+    for row in rows:
+        found = re.match(r"( *\S.+?) +([\d.]+) (GiB|MiB)", row)
+        assert found, row
+        amounts[found[1]] = float(found[2]) * (1 if found[3] == "GiB" else 1 / 1024)
+    total, rounding = amounts.pop("memory"), 0.005 * len(amounts)
+    parts = sum(n for name, n in amounts.items() if name.startswith("  "))
+    assert parts == pytest.approx(amounts["weights"], abs=rounding)
+    assert sum(amounts.values()) - parts == pytest.approx(total, abs=rounding)
+    assert "of 179.20 GiB (70 % of 256.00 GiB)" in rows[0]
+    as_json = made.to_json()
+    assert as_json["total_bytes"] == sum(
+        (
+            sum(as_json["weights"]["parts"].values()), as_json["scratch_bytes"],
+            as_json["n_sessions"] * as_json["session_bytes"], as_json["n_pages"] * as_json["page_bytes"],
+            as_json["prefix_cache_bytes"], as_json["margin_bytes"],
+        )
+    )  # fmt: skip
+
+
+def test_a_cache_that_nobody_sized_is_reserved_before_sequences() -> None:
+    made = plan(256, prefix_cache_bytes=None)
+    room = made.limit_bytes - made.weights.total_bytes - made.scratch_bytes - made.margin_bytes
+    assert made.prefix_cache_bytes == room // 4
+    assert (made.context, made.parallel) == (262_144, 16)
+    one = needed(parallel=1)
+    tight = plan(1024, prefix_cache_bytes=None, load_limit_bytes=one + GIB)
+    assert tight.prefix_cache_bytes == GIB  # what further sequences would have had
+    assert tight.n_sessions == plan(1024, parallel=1).n_sessions
+    assert plan(1024, prefix_cache_bytes=None, load_limit_bytes=one).prefix_cache_bytes == 0
+
+
+WINDOW: dict[str, Any] = {"context": 262_144}
+EIGHT = WINDOW | {"parallel": 8}
+ONE = needed(**WINDOW, parallel=1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "limit", "names"),
+    [
+        (EIGHT, needed(**EIGHT) - 1, "parallel context load-limit"),
+        (EIGHT, ONE - 1, "context load-limit"),
+        (WINDOW | {"parallel": 1}, ONE - 1, "context load-limit"),
+        (WINDOW | {"prefix_cache_gib": 4}, ONE, "context prefix-cache load-limit"),
+        (EIGHT | {"prefix_cache_gib": 0.2}, needed(**EIGHT), "parallel context prefix-cache load-limit"),
+        (EIGHT | {"prefix_cache_gib": 40}, ONE, "load-limit"),
+        ({"parallel": 64, "round_rows": 64}, needed(context=1024, parallel=32), "parallel load-limit"),
+        ({}, needed(context=1024, parallel=1) - 1, "load-limit"),
+    ],
+)
+def test_a_refusal_names_what_would_fit(settings: dict[str, Any], limit: int, names: str) -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        plan(512, **settings, load_limit_bytes=limit)
+    ways = advice(caught.value)
+    assert list(ways) == names.split(), caught.value
+    for name, value in ways.items():
+        plan(512, **({"load_limit_bytes": limit} | settings | changed(name, value)))
+
+
+def test_where_no_change_alone_would_do_all_of_them_are_named() -> None:
+    limit = needed(context=10_240, parallel=1)
+    with pytest.raises(OutOfMemory, match="without a prefix cache") as caught:
+        plan(limit / GIB + 1, **EIGHT, prefix_cache_gib=40, load_limit_bytes=limit)
+    assert advice_together(caught.value) == {"parallel": 1, "context": 10_240, "prefix_cache_gib": 0}
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_whatever_is_asked_for_fits_or_is_refused_with_advice_that_does(seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(20):
+        settings: dict[str, Any] = {
+            "context": rng.choice([None, 1, 5000, 262_144, 1_000_000]),
+            "parallel": rng.choice([None, 1, 7, 32]),
+            "prefix_cache_gib": rng.choice([0, 1, 8, 64]),
+            "dtype": rng.choice(["bfloat16", "float32"]),
+            "load_limit_gib": rng.choice([None, 110, 150, 170]),
+        }
+        ram, bits = rng.choice([96, 128, 160, 192, 217, 256, 512]), rng.choice([4, 6])
+        try:
+            made = plan(ram, bits, **settings)
+        except OutOfMemory as error:
+            if "one sequence" in str(error):
+                plan(ram, bits, **(settings | advice_together(error)))
+            for name, value in advice(error).items():
+                if "one sequence" not in str(error):
+                    plan(ram, bits, **(settings | changed(name, value)))
+        else:
+            assert made.total_bytes <= made.limit_bytes
+            for name in ("context", "parallel"):
+                assert settings[name] in (None, getattr(made, name))
+
+
+def test_a_model_that_fits_no_way_is_refused_with_the_machine_that_it_fits() -> None:
+    with pytest.raises(OutOfMemory, match="even the smallest plan takes") as caught:
+        plan(64)
+    found = re.search(r"a machine of (\d+) GiB", str(caught.value))
+    assert found
+    assert plan(int(found[1])).context >= 1024
+    with pytest.raises(OutOfMemory):
+        plan(int(found[1]) - 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "limit", "warnings"),
+    [
+        (None, 179.2, []),
+        (100, 100, []),
+        (200, 200, ["78 % of the memory"]),
+        (300, 240, ["more than the 240.00 GiB", "94 % of the memory"]),
+    ],
+)
+def test_the_limit_is_a_share_of_memory_or_what_was_asked_for(
+    asked: float | None, limit: float, warnings: list[str]
+) -> None:
+    settings = PlanSettings(load_limit_bytes=None if asked is None else int(asked * GIB))
+    made = make_plan(CONFIG, WeightSizes({}, 0), settings, Machine(256 * GIB, 240 * GIB))
+    assert made.limit_bytes == int(limit * GIB)
+    assert len(made.warnings) == len(warnings)
+    for words, warning in zip(warnings, made.warnings, strict=True):
+        assert words in warning
+
+
+def test_a_device_that_works_with_less_has_that_limit() -> None:
+    small = Machine(256 * GIB, 100 * GIB)
+    assert make_plan(CONFIG, WeightSizes({}, 0), PlanSettings(), small).limit_bytes == 100 * GIB
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"parallel": 0}, "parallel is 0, expected 1 to 64"),
+        ({"parallel": 33}, "parallel is 33, and a round has 32 rows"),
+        ({"round_rows": 65}, "round_rows is 65, expected 1 to 64"),
+        ({"load_limit_bytes": 0}, "the load limit is 0.0 MiB, expected a size above 0"),
+        ({"prefix_cache_bytes": -GIB}, "the prefix cache is -1.00 GiB, expected 0 or more"),
+        ({"context": 0}, "context is 0, but this model reaches from 1 to 1048576"),
+        ({"context": 1_048_577}, "context is 1048577"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_by_name(settings: dict[str, int], words: str) -> None:
+    with pytest.raises(InvalidArgument, match=re.escape(words)):
+        plan(512, **settings)
+
+
+def test_a_container_has_the_memory_of_its_group(tmp_path: Path) -> None:
+    machine_bytes = ram_bytes(())
+    limit, none, absent = tmp_path / "memory.max", tmp_path / "none", tmp_path / "absent"
+    limit.write_text("1048576\n")
+    none.write_text("max\n")
+    assert ram_bytes((none, limit, absent)) == 1 << 20
+    assert ram_bytes((none, absent)) == machine_bytes > 1 << 30
