@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -23,8 +25,11 @@ from rich.progress import (
 from flashnext.checkpoint import hub, open_checkpoint
 from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
 from flashnext.checkpoint.convert import convert as convert_checkpoint
+from flashnext.checkpoint.expected import describe
 from flashnext.checkpoint.summary import Summary
+from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_WINDOW, PARALLEL, ROUND_ROWS
 from flashnext.errors import FlashnextError
+from flashnext.server.options import gib, number, parallel
 from flashnext.version import VERSION
 
 Run = Callable[[argparse.Namespace], None]
@@ -75,6 +80,108 @@ def inspect(parser: argparse.ArgumentParser) -> Run:
             _print_summary(summary)
 
     return run
+
+
+def plan(parser: argparse.ArgumentParser) -> Run:
+    """Show what memory a model takes, for any machine, from its config.json alone."""
+    parser.add_argument(
+        "--model", type=Path, metavar="PATH", help="folder or config.json (default: the model in the package)"
+    )
+    parser.add_argument("--ram", type=gib, metavar="GIB", help="memory of the machine (default: this one's)")
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="TOKENS",
+        help="largest prompt plus reply (default: the model's window, or what of it fits)",
+    )
+    parser.add_argument(
+        "--parallel",
+        type=parallel,
+        metavar="auto|N",
+        help=f"sequences at once (default auto: {PARALLEL}, or as many as fit)",
+    )
+    parser.add_argument(
+        "--load-limit",
+        type=gib,
+        metavar="GIB",
+        help=f"most that all of it takes (default: {LIMIT_PERCENT} %% of the memory)",
+    )
+    parser.add_argument(
+        "--prefix-cache",
+        type=_cache_gib,
+        default=0.0,
+        metavar="auto|GIB",
+        help="for cached prefixes, taken before sequences get theirs; flashnext-serve has no such cache yet "
+        "(default 0: none)",
+    )
+    parser.add_argument(
+        "--dtype",
+        choices=("bfloat16", "float32"),
+        default="bfloat16",
+        help="of activations and caches (default bfloat16)",
+    )
+    parser.add_argument(
+        "--drafts",
+        type=int,
+        choices=range(MAX_WINDOW),
+        default=DRAFTS,
+        metavar="N",
+        help=f"most drafts of a round; the draft head is loaded with any (default {DRAFTS})",
+    )
+    parser.add_argument(
+        "--round-rows",
+        type=int,
+        default=ROUND_ROWS,
+        metavar="N",
+        help=f"most rows of a round (default {ROUND_ROWS})",
+    )
+    parser.add_argument(
+        "--bits", type=int, choices=SUPPORTED_BITS, help="as if a bf16 model had been converted so"
+    )
+    parser.add_argument("--group", type=int, choices=SUPPORTED_GROUPS, default=32, help="of it (default 32)")
+    parser.add_argument("--table-group", type=int, choices=SUPPORTED_GROUPS, help="of it (default: --group)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print one JSON object")
+    form.add_argument("--explain", action="store_true", help="show the arithmetic of the model too")
+
+    def run(args: argparse.Namespace) -> None:
+        from flashnext.engine.engine import BUNDLED
+        from flashnext.engine.machine import processors, ram_bytes
+        from flashnext.engine.plan import GIB, Machine, PlanSettings, make_plan
+        from flashnext.engine.plan_text import differences, explain, plan_table
+        from flashnext.engine.sizes import weight_sizes
+
+        model = describe(
+            args.model or BUNDLED, bits=args.bits, group=args.group, table_group=args.table_group
+        )
+        if args.explain:
+            print(explain(model.config), end="\n\n")
+        config = model.config if args.drafts > 0 else replace(model.config, n_mtp_layers=0)
+        ram = ram_bytes() if args.ram is None else int(args.ram * GIB)
+        plan = make_plan(
+            config,
+            weight_sizes(config, model.tensors),
+            PlanSettings(
+                context=args.context,
+                parallel=args.parallel,
+                dtype=args.dtype,
+                round_rows=args.round_rows,
+                prefix_cache_bytes=None if args.prefix_cache is None else int(args.prefix_cache * GIB),
+                load_limit_bytes=None if args.load_limit is None else int(args.load_limit * GIB),
+            ),
+            Machine(ram, ram, processors()),
+        )
+        print(json.dumps(plan.to_json(), indent=2) if args.json else plan_table(plan))
+        if args.explain:
+            print(f"\n{differences(model.config, plan)}")
+        for warning in plan.warnings:
+            print(f"flashnext: warning: {warning}", file=sys.stderr)
+
+    return run
+
+
+def _cache_gib(text: str) -> float | None:
+    return None if text == "auto" else number(0, math.inf)(text)
 
 
 def replay(parser: argparse.ArgumentParser) -> Run:
@@ -154,7 +261,7 @@ def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
             bars.stop()
 
 
-COMMANDS = (convert, inspect, pull, replay)
+COMMANDS = (convert, inspect, plan, pull, replay)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

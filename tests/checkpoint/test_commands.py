@@ -1,4 +1,4 @@
-"""`flashnext convert` and `flashnext inspect` as a user meets them."""
+"""`flashnext convert`, `flashnext inspect` and `flashnext plan` as a user meets them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flashnext import commands
 from flashnext.checkpoint import open_checkpoint
+from flashnext.engine.engine import Engine
+from support.published import PUBLISHED
 
 TESTS = Path(__file__).parents[1]
 TINY = TESTS / "tiny" / "hf"
@@ -53,6 +56,53 @@ def test_convert_then_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert {str(affine) for affine in open_checkpoint(target).affine.values()} == {"4 bits, group 32"}
 
 
+def test_plan_needs_nothing_but_a_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(PUBLISHED))
+    arguments = ["plan", "--model", str(config), "--ram", "256", "--bits", "6"]
+    assert commands.main([*arguments, "--json", "--context", "131072", "--drafts", "2"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert (plan["context"], plan["n_pages"], plan["parallel"]) == (131_072, 2048, 16)
+    assert plan["weights"]["parts"]["n-gram table"] == 51_200_245_760 * 7 // 8
+    assert plan["total_bytes"] <= plan["limit_bytes"] == 256 * 2**30 * 70 // 100
+    assert commands.main([*arguments, "--explain", "--prefix-cache", "auto"]) == 0
+    out = capsys.readouterr().out
+    for words in ("147.22", "30,784 B in 13 layers", "110.1 MiB", "7.515 GiB", "without the draft head"):
+        assert words in out, words
+    assert "tokens; a snapshot takes 110.3 MiB" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ("", {}),
+        ("--drafts 2 --parallel 3 --dtype float32", {"drafts": 2, "parallel": 3, "dtype": "float32"}),
+        ("--context 777 --load-limit 1", {"context": 777, "load_limit_gib": 1}),
+        ("--round-rows 64", {"round_rows": 64}),
+    ],
+)
+def test_plan_is_the_one_that_the_engine_makes(
+    arguments: str, settings: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.main(["plan", "--json", *arguments.split()]) == 0
+    with Engine(**settings) as engine:
+        assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(engine.plan.to_json()))
+
+
+def test_plan_refuses_in_one_sentence_what_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(PUBLISHED))
+    assert commands.main(["plan", "--model", str(config), "--ram", "192", "--bits", "6"]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert len(captured.err.splitlines()) == 1
+    assert "what would fit: a higher limit (--load-limit 15" in captured.err
+    assert commands.main(["plan", "--load-limit", "0.9", "--ram", "1"]) == 0
+    assert "90 % of the memory" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -60,6 +110,8 @@ def test_convert_then_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         (["inspect", str(TINY / "config.json")], "config.json is a file; a checkpoint is a folder"),
         (["convert", str(TINY), str(TINY)], "is not empty"),
         (["convert", str(TINY_6BIT), "nowhere/out"], "does not exist; make it first"),
+        (["plan", "--model", "nowhere"], "flashnext: nowhere does not exist"),
+        (["plan", "--context", "0"], "context is 0, but this model reaches from 1 to 32768"),
     ],
 )
 def test_errors_are_one_line_and_status_1(
@@ -73,7 +125,18 @@ def test_errors_are_one_line_and_status_1(
     assert len(captured.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["convert", "a", "b", "--bits", "7"], ["inspect"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["frobnicate"],
+        ["convert", "a", "b", "--bits", "7"],
+        ["inspect"],
+        ["plan", "--ram", "0"],
+        ["plan", "--drafts", "16"],
+        ["plan", "--json", "--explain"],
+    ],
+)
 def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         commands.main(arguments)
