@@ -42,9 +42,11 @@ def test_what_a_model_takes_is_what_was_planned(
     assert found["found"] == pytest.approx(found["planned"], abs=SHARE * found["planned"] + OWN_BYTES)
 
 
-def test_a_serving_process_stays_within_its_plan() -> None:
+@pytest.mark.skipif(not POPULATES, reason="needs MADV_POPULATE_WRITE of Linux 5.14")
+def test_what_a_process_takes_is_what_was_planned() -> None:
     found = footprint.measured("process", BUNDLED, {"context": 2048, "parallel": 4, "drafts": 2})
-    assert 0.6 * found["planned"] < found["found"] <= found["planned"]
+    # The interpreter and the libraries differ from machine to machine, and are most of it here.
+    assert found["found"] == pytest.approx(found["planned"], rel=0.2)
 
 
 def test_the_table_has_a_line_for_each_settings() -> None:

@@ -544,7 +544,7 @@ def test_a_load_limit_lowers_what_nobody_asked_for_and_replies_stay_the_same(eng
 
 def test_what_is_refused_was_not_loaded() -> None:
     stages: list[str] = []
-    with pytest.raises(OutOfMemory, match="of memory are needed and the limit is 10.2 MiB"):
+    with pytest.raises(OutOfMemory, match=r"of memory are needed and the limit is 10\.2 MiB"):
         Engine(load_limit_gib=0.01, progress=stages.append, planned=lambda plan: pytest.fail("planned"))
     assert "weights" not in stages
 

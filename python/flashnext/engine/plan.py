@@ -40,8 +40,8 @@ LEAST_CONTEXT = 1024
 """A context that nobody asked for is lowered no further than to this; one that is lowered is a multiple."""
 
 _CACHE_SHARE = 4  # a prefix cache that nobody sized gets this part of what weights and scratch leave
-_PROCESS_BYTES = 72 << 20  # interpreter, libraries and server; measured in docs/memory.md
-_TOKEN_BYTES = 768  # of the tokenizer, an id of the vocabulary
+_PROCESS_BYTES = 69 << 20  # interpreter, libraries and server; measured in docs/memory.md
+_TOKEN_BYTES = 704  # of the tokenizer, an id of the vocabulary
 
 
 @dataclass(frozen=True)
