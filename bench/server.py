@@ -3,12 +3,13 @@
     python bench/server.py --requests 200 --streams 2000
 
 First `flashnext-serve` on the bundled checkpoint is asked for streamed chats by 1 and by 8 connections at a
-time, kept open. What HTTP adds to the first token is the time from sending the request until the first piece
-of text has been read, less the engine's own `first_token_ms`, which the reply tells. One thread has all
-connections, and looks into no more than it needs, so that the client takes little of the processors. Longer
-replies, also 1 and 8 at a time, tell the processor time that the server's event loop takes for each streamed
-token. Then streams are opened, all of them idle in the queue but one, and dropped; the server's open files
-and memory are read before and after.
+time, kept open: for replies of many lengths, so that connections ask at moments of their own, and then for
+replies of one length, after which all of them ask at once. What HTTP adds to the first token is the time
+from sending the request until the first piece of text has been read, less the engine's own `first_token_ms`,
+which the reply tells. One thread has all connections, and looks into no more than it needs, so that the
+client takes little of the processors. Longer replies, also 1 and 8 at a time, tell the processor time that
+the server's event loop takes for each streamed token. Then streams are opened, all of them idle in the queue
+but one, and dropped; the server's open files and memory are read before and after.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ SERVE = "import sys; from flashnext.cli import serve; sys.exit(serve())"
 TIMEOUT_S = 300.0
 TOKENS = 200
 """Of the replies that tell the processor time of a token."""
+
+LENGTHS = (5, 23, 11, 31, 8, 17, 28, 13)
+"""Of replies that end, and so of requests that come, one by one."""
 
 TEXT = b'"reasoning":"'
 FIRST_TOKEN = re.compile(rb'"first_token_ms":([0-9.]+)')
@@ -85,11 +89,20 @@ class Client:
 
 
 def ask_all(
-    port: int, n_connections: int, n_requests: int, numbers: Iterator[int], **more: Any
+    port: int,
+    n_connections: int,
+    n_requests: int,
+    numbers: Iterator[int],
+    lengths: Sequence[int],
+    **more: Any,
 ) -> list[float]:
-    """Ask from several connections at a time; returns what HTTP added to each first token, in ms."""
+    """Ask from several connections at a time for replies of these lengths in turn, over and over.
+
+    Returns what HTTP added to each first token, in ms.
+    """
     samples: list[float] = []
-    requests = iter([request_of(body_of(next(numbers), **more)) for _ in range(n_requests)])
+    turns = itertools.islice(itertools.cycle(lengths), n_requests)
+    requests = iter([request_of(body_of(next(numbers), max_tokens=n, **more)) for n in turns])
     with selectors.DefaultSelector() as selector, ExitStack() as stack:
         for request in itertools.islice(requests, n_connections):
             client = Client(port)
@@ -150,19 +163,23 @@ def main() -> int:
                 if line.startswith("ready"):
                     break
             numbers = itertools.count()  # no prompt comes twice
-            ask_all(port, 1, 20, numbers, max_tokens=8)  # warm-up
+            ask_all(port, 1, 20, numbers, [8])  # warm-up
             for n_connections in (1, 8):
-                samples = sorted(ask_all(port, n_connections, args.requests, numbers, max_tokens=8))
-                p90 = samples[int(len(samples) * 0.9)]
+                for how, lengths in ("one by one", LENGTHS), ("all at once", LENGTHS[:1]):
+                    samples = sorted(ask_all(port, n_connections, args.requests, numbers, lengths))
+                    p90 = samples[int(len(samples) * 0.9)]
+                    print(
+                        f"{n_connections} connections that ask {how}: the first token comes "
+                        f"{statistics.median(samples):.2f} ms later by HTTP (median of {len(samples)}; "
+                        f"90 % below {p90:.2f} ms)"
+                    )
+                    if n_connections == 1:
+                        break
                 before_s = loop_s(process.pid)
                 n = max(n_connections, args.requests // 10)
-                ask_all(port, n_connections, n, numbers, max_tokens=TOKENS, ignore_eos=True)
+                ask_all(port, n_connections, n, numbers, [TOKENS], ignore_eos=True)
                 token_us = (loop_s(process.pid) - before_s) / (n * TOKENS) * 1e6
-                print(
-                    f"{n_connections} connections: the first token comes {statistics.median(samples):.2f} ms "
-                    f"later by HTTP (median of {len(samples)}; 90 % below {p90:.2f} ms); "
-                    f"the event loop takes {token_us:.0f} us of processor time for a streamed token"
-                )
+                print(f"the event loop takes {token_us:.0f} us of processor time for a streamed token")
             files, mib = state_of(process.pid)
             began = time.perf_counter()
             streams = open_streams(port, args.streams)
@@ -173,7 +190,7 @@ def main() -> int:
             while state_of(process.pid)[0] > files and time.perf_counter() - opened < TIMEOUT_S:
                 time.sleep(0.05)
             gone = time.perf_counter()
-            samples = ask_all(port, 1, 20, numbers, max_tokens=8)
+            samples = ask_all(port, 1, 20, numbers, [8])
             files_after, mib_after = state_of(process.pid)
             print(
                 f"{args.streams} streams: opened in {opened - began:.1f} s, gone {gone - opened:.1f} s after "
