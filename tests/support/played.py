@@ -26,6 +26,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 REPLY = 24  # tokens,
 MORE = 36  # and so many more where one has to outlive the others, or where there are few to copy in
+CANCELLED = 120  # tokens of one that is to be cancelled, which has to run still when the host comes to it
 FEW = (60, 61)  # ids of replies that repeat themselves, for copies of the reply's own text
 
 
@@ -185,6 +186,8 @@ class Play:
         few = cell.drafts in ("copies", "both")
         longer = (i == 0 and cell.driving == "handed over") + (cell.n < 3 and few)
         n = REPLY + longer * MORE
+        if cell.disturbance == "neighbours cancelled" and i >= cell.n - cell.n // 2:
+            n = CANCELLED
         prompt = i % len(self.reference.prompts)
         request = Request(prompt, sampling, i, n, few)
         job = Job(
@@ -304,7 +307,7 @@ class Play:
             for victim in self.most_left()[:1]:
                 self.preempt(victim, [] if cell.driving == "lone" else [s for s in all_ if s is not victim])
         elif cell.disturbance == "neighbours cancelled":
-            self.cancel(all_[-(cell.n // 2) :])
+            self.cancel([s for s in all_ if s.request.n == CANCELLED])
         if cell.driving == "handed over":
             self.run(self.most_left()[:1], 1)
         self.go_on()
