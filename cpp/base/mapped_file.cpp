@@ -34,6 +34,12 @@ void MappedFile::release(size_t offset, size_t n) const {
   if (first < last) ::madvise(const_cast<std::byte*>(data_) + first, last - first, MADV_DONTNEED);
 }
 
+void MappedFile::expect_random(size_t offset, size_t n) const {
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  const size_t first = offset / page * page;
+  ::madvise(const_cast<std::byte*>(data_) + first, offset + n - first, MADV_RANDOM);
+}
+
 MappedFile::~MappedFile() { ::munmap(const_cast<std::byte*>(data_), size_bytes_); }
 
 }  // namespace flashnext

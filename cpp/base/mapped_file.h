@@ -22,6 +22,8 @@ class MappedFile {
   // Says that a range has been copied and its pages need not stay in memory; reading it again is allowed and
   // slow.
   void release(size_t offset, size_t n) const;
+  // Says that single places of a range will be read: pages around them are not read along.
+  void expect_random(size_t offset, size_t n) const;
   const std::string& path() const { return path_; }
 
  private:

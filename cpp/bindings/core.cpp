@@ -111,7 +111,7 @@ std::shared_ptr<Model> make_model(const DeviceRef& device, const nb::dict& confi
                                   const std::map<std::string, View>& tensors, bool zero_centred,
                                   const std::string& dtype, const Floats& inv_freq, float attention_factor,
                                   int context, int max_chunk, int max_window, int max_round,
-                                  int max_sequences) {
+                                  int max_sequences, bool streamed_table) {
   Config c = config_from(config);
   ModelOptions options;
   options.dtype = dtype_from(dtype);
@@ -122,6 +122,7 @@ std::shared_ptr<Model> make_model(const DeviceRef& device, const nb::dict& confi
   options.max_window = max_window;
   options.max_round = max_round;
   options.max_sequences = max_sequences;
+  options.streamed_table = streamed_table;
   std::map<std::string, TensorView> views;
   for (const auto& [name, view] : tensors) {
     const auto& [file, offset, type, shape, stride] = view;
@@ -187,6 +188,7 @@ void bind_model(nb::module_& m) {
 
   nb::class_<Model>(m, "Model", "The loaded model: weights, scratch and the layer plan.")
       .def_prop_ro("weight_bytes", &Model::weight_bytes)
+      .def_prop_ro("streamed_bytes", &Model::streamed_bytes)
       .def_prop_ro("copied_bytes", &Model::copied_bytes)
       .def_prop_ro("scratch_bytes", &Model::scratch_bytes)
       .def_prop_ro("vocab_size", [](const Model& x) { return x.config().vocab_size; })
@@ -197,7 +199,7 @@ void bind_model(nb::module_& m) {
           "Of a session's recurrent block.");
   m.def("load_model", &make_model, "device"_a, "config"_a, "files"_a, "tensors"_a, "zero_centred"_a,
         "dtype"_a, "inv_freq"_a, "attention_factor"_a, "context"_a, "max_chunk"_a = 512, "max_window"_a = 16,
-        "max_round"_a = 64, "max_sequences"_a = 64,
+        "max_round"_a = 64, "max_sequences"_a = 64, "streamed_table"_a = false,
         "Place a checkpoint's tensors on the device. tensors: name -> (file index, offset, dtype, shape, "
         "batch stride).");
 }

@@ -64,6 +64,7 @@ Model::Model(DeviceRef device, Config config, std::unique_ptr<Weights> weights, 
 }
 
 size_t Model::weight_bytes() const { return weights_->mapped_bytes() + weights_->copied_bytes(); }
+size_t Model::streamed_bytes() const { return weights_->streamed_bytes(); }
 size_t Model::copied_bytes() const { return weights_->copied_bytes(); }
 
 Slice Model::take(size_t size_bytes) {
@@ -161,8 +162,8 @@ Model::Ple Model::ple(const std::string& at, int index) {
   const int64_t shard_rows = table.n_rows / c.ngram_shards;
   std::vector<int64_t> addresses;
   for (int s = 0; s < c.ngram_shards; ++s) {
-    const StoredMatrix m =
-        weights_->matrix(at + "ple_embedding.ngram_embedding.shard_" + std::to_string(s), shard_rows, width);
+    const StoredMatrix m = weights_->matrix(at + "ple_embedding.ngram_embedding.shard_" + std::to_string(s),
+                                            shard_rows, width, 0, options_.streamed_table);
     if (s > 0 && (m.format.bits != p.gather.format.bits || m.format.group != p.gather.format.group)) {
       throw InvalidArgument("tensors " + at +
                             "ple_embedding.ngram_embedding.shard_* differ in bits or group");

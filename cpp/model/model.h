@@ -23,6 +23,7 @@ struct ModelOptions {
   int max_window = 16;             // rows of one sequence in a round
   int max_round = 64;              // rows of a round
   int max_sequences = 64;          // sequences of a pass
+  bool streamed_table = false;     // rows of the n-gram table are read from its file as they are needed
 };
 
 // What the host knows of a pass when it is recorded.
@@ -44,8 +45,9 @@ class Model : public std::enable_shared_from_this<Model> {
   const ModelOptions& options() const { return options_; }
   const PageLayout& page_layout() const { return page_; }
   const StateLayout& state_layout() const { return state_; }
-  size_t weight_bytes() const;  // mapped and copied
-  size_t copied_bytes() const;  // of them copied
+  size_t weight_bytes() const;    // mapped and copied
+  size_t streamed_bytes() const;  // of them read as they are needed, and not kept in memory
+  size_t copied_bytes() const;    // of them copied
   size_t scratch_bytes() const { return scratch_bytes_; }
   int max_rows() const { return std::max(options_.max_chunk, options_.max_round); }
 

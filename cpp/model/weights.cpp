@@ -47,10 +47,15 @@ const std::byte* Weights::bytes(const TensorView& view, const std::string& name,
   return file->host() + view.offset;
 }
 
-Slice Weights::place(const TensorView& view, const std::string& name, size_t size_bytes, size_t n_own) {
+Slice Weights::place(const TensorView& view, const std::string& name, size_t size_bytes, size_t n_own,
+                     bool streamed) {
   const std::byte* data = bytes(view, name, size_bytes);
   if (view.offset % device_->limits().tensor_alignment == 0) {
     mapped_bytes_ += n_own;
+    if (streamed) {
+      streamed_bytes_ += n_own;
+      mapped_[static_cast<size_t>(view.file)]->expect_random(view.offset, size_bytes);
+    }
     return {files_[static_cast<size_t>(view.file)], view.offset};
   }
   copies_.push_back(device_->allocate(size_bytes));
@@ -65,7 +70,8 @@ Slice Weights::place(const TensorView& view, const std::string& name, size_t siz
   return {copy, 0};
 }
 
-StoredMatrix Weights::matrix(const std::string& module, int64_t n_out, int64_t n_in, int64_t n_batch) {
+StoredMatrix Weights::matrix(const std::string& module, int64_t n_out, int64_t n_in, int64_t n_batch,
+                             bool streamed) {
   const std::string name = module + ".weight";
   const TensorView& view = find(name);
   StoredMatrix m;
@@ -82,7 +88,7 @@ StoredMatrix Weights::matrix(const std::string& module, int64_t n_out, int64_t n
     require_shape(name, view, shape(n_in));
     m.format.bits = view.dtype == "F32" ? 32 : 16;
     const size_t dense = static_cast<size_t>(n_out * n_in) * m.format.bits / 8;
-    m.codes = place(view, name, extent(view, dense), dense * n);
+    m.codes = place(view, name, extent(view, dense), dense * n, streamed);
     m.codes_stride = view.batch_stride ? view.batch_stride : dense;
     return m;
   }
@@ -105,9 +111,9 @@ StoredMatrix Weights::matrix(const std::string& module, int64_t n_out, int64_t n
   require_shape(module + ".biases", biases, shape(n_in / g));
   const size_t codes_dense = static_cast<size_t>(n_out * n_in) * b / 8,
                scales_dense = static_cast<size_t>(n_out * n_in / g) * 2;
-  m.codes = place(view, name, extent(view, codes_dense), codes_dense * n);
-  m.scales = place(scales, module + ".scales", extent(scales, scales_dense), scales_dense * n);
-  m.biases = place(biases, module + ".biases", extent(biases, scales_dense), scales_dense * n);
+  m.codes = place(view, name, extent(view, codes_dense), codes_dense * n, streamed);
+  m.scales = place(scales, module + ".scales", extent(scales, scales_dense), scales_dense * n, streamed);
+  m.biases = place(biases, module + ".biases", extent(biases, scales_dense), scales_dense * n, streamed);
   m.codes_stride = view.batch_stride ? view.batch_stride : codes_dense;
   m.scales_stride = scales.batch_stride ? scales.batch_stride : scales_dense;
   return m;

@@ -23,6 +23,7 @@ from flashnext.engine.defaults import (
     LIMIT_PERCENT,
     MAX_PARALLEL,
     MAX_ROUND_ROWS,
+    NGRAM_TABLE,
     PARALLEL,
     ROUND_ROWS,
 )
@@ -159,6 +160,13 @@ def _serve_parser() -> argparse.ArgumentParser:
         f"(default {ROUND_ROWS})",
     )
     engine.add_argument(
+        "--ngram-table",
+        choices=NGRAM_TABLE,
+        default=NGRAM_TABLE[0],
+        help="whether the n-gram table has to fit into memory, or its rows are read from its file as they "
+        "are needed (default auto: streamed only where it does not fit)",
+    )
+    engine.add_argument(
         "--no-lone",
         action="store_true",
         help="no rounds without the host while one request runs alone (default: with them)",
@@ -223,6 +231,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
         parallel=args.parallel,
         gap_ms=args.gap,
         round_rows=args.round_rows,
+        ngram_table=args.ngram_table,
         lone=not args.no_lone,
         serial_drafts=args.serial_drafts,
         prices=not args.no_prices,

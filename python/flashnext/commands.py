@@ -27,7 +27,7 @@ from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
 from flashnext.checkpoint.convert import convert as convert_checkpoint
 from flashnext.checkpoint.expected import describe
 from flashnext.checkpoint.summary import Summary
-from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_WINDOW, PARALLEL, ROUND_ROWS
+from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_WINDOW, NGRAM_TABLE, PARALLEL, ROUND_ROWS
 from flashnext.errors import FlashnextError
 from flashnext.server.options import gib, number, parallel
 from flashnext.version import VERSION
@@ -136,6 +136,12 @@ def plan(parser: argparse.ArgumentParser) -> Run:
         help=f"most rows of a round (default {ROUND_ROWS})",
     )
     parser.add_argument(
+        "--ngram-table",
+        choices=NGRAM_TABLE,
+        default=NGRAM_TABLE[0],
+        help="in memory, or read from its file as it is needed (default auto: in memory where it fits)",
+    )
+    parser.add_argument(
         "--bits", type=int, choices=SUPPORTED_BITS, help="as if a bf16 model had been converted so"
     )
     parser.add_argument("--group", type=int, choices=SUPPORTED_GROUPS, default=32, help="of it (default 32)")
@@ -166,6 +172,7 @@ def plan(parser: argparse.ArgumentParser) -> Run:
                 parallel=args.parallel,
                 dtype=args.dtype,
                 round_rows=args.round_rows,
+                ngram_table=args.ngram_table,
                 prefix_cache_bytes=None if args.prefix_cache is None else int(args.prefix_cache * GIB),
                 load_limit_bytes=None if args.load_limit is None else int(args.load_limit * GIB),
             ),

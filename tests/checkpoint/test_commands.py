@@ -94,11 +94,15 @@ def test_plan_refuses_in_one_sentence_what_does_not_fit(
 ) -> None:
     config = tmp_path / "config.json"
     config.write_text(json.dumps(PUBLISHED))
-    assert commands.main(["plan", "--model", str(config), "--ram", "192", "--bits", "6"]) == 1
+    asked = ["plan", "--model", str(config), "--ram", "192", "--bits", "6"]
+    assert commands.main([*asked, "--ngram-table", "resident"]) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
-    assert "what would fit: a higher limit (--load-limit 15" in captured.err
+    streamed = "the n-gram table streamed (--ngram-table streamed)"
+    assert f"what would fit: {streamed}, a higher limit (--load-limit 15" in captured.err
+    assert commands.main(asked) == 0
+    assert "streamed: 41.72 GiB stay in their file" in capsys.readouterr().out
     assert commands.main(["plan", "--load-limit", "0.9", "--ram", "1"]) == 0
     assert "90 % of the memory" in capsys.readouterr().err
 

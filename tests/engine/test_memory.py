@@ -8,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from flashnext.engine.engine import Engine
+from flashnext.engine.plan import MemoryPlan
+from flashnext.engine.sampling import Sampling
 from support.random_checkpoint import write_random
 
 PROGRAM = """
@@ -52,3 +55,32 @@ def test_the_peak_of_loading_is_that_of_the_plan(tmp_path: Path, copied: bool) -
     assert weights > 50 << 20
     assert (copies > weights * 0.9) == copied
     assert peak <= weights * 1.1 + SLACK_BYTES
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how a mapping is read is told by /proc")
+@pytest.mark.parametrize("table", ["resident", "streamed"])
+def test_a_streamed_table_gives_the_same_reply_and_is_read_row_by_row(table: str) -> None:
+    prompt, settings = list(range(40, 90)), Sampling(temperature=0, max_tokens=12)
+    with Engine() as engine:
+        expected = engine.submit(prompt, sampling=settings).result().token_ids
+    plans: list[MemoryPlan] = []
+    before = _read_at_random()
+    with Engine(ngram_table=table, planned=plans.append) as engine:
+        assert engine.submit(prompt, sampling=settings).result().token_ids == expected
+        model = engine.loaded.model
+        assert plans[0].weights.streamed_bytes == model.streamed_bytes
+        assert (plans[0].ngram_table, model.streamed_bytes > 0) == (table, table == "streamed")
+        # Pages that the table shares with its neighbours count too.
+        assert (_read_at_random() - before >= model.streamed_bytes > 0) == (table == "streamed")
+
+
+def _read_at_random() -> int:
+    """Bytes that this process has mapped to be read at random."""
+    size_bytes = found = 0
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        name, _, rest = line.partition(":")
+        if name == "Size":
+            size_bytes = int(rest.split()[0]) * 1024
+        elif name == "VmFlags" and "rr" in rest.split():
+            found += size_bytes
+    return found

@@ -29,6 +29,7 @@ def plan(ram: float, bits: int = 6, **settings: Any) -> MemoryPlan:
     for name in ("prefix_cache", "load_limit"):
         if (gib := settings.pop(f"{name}_gib", None)) is not None:
             settings[f"{name}_bytes"] = int(gib * GIB)
+    settings = {"ngram_table": "resident"} | settings
     machine = Machine(int(ram * GIB), int(ram * GIB), workers=16)
     return make_plan(CONFIG, WEIGHTS[bits], PlanSettings(**settings), machine)
 
@@ -38,22 +39,25 @@ def needed(**settings: Any) -> int:
     return plan(1024, **settings).total_bytes
 
 
-def advice(error: OutOfMemory) -> dict[str, float]:
+def advice(error: OutOfMemory) -> dict[str, str]:
     """The options that a refusal names, with their values."""
-    return {name: float(value) for name, value in re.findall(r"\(--([a-z-]+) ([0-9.]+)\)", str(error))}
+    return dict(re.findall(r"\(--([a-z-]+) ([a-z0-9.]+)\)", str(error)))
 
 
-def changed(name: str, value: float) -> dict[str, Any]:
+def changed(name: str, value: str) -> dict[str, Any]:
     """What an option of a refusal is among the settings of `plan`."""
+    if name == "ngram-table":
+        return {"ngram_table": value}
     key = {"prefix-cache": "prefix_cache_gib", "load-limit": "load_limit_gib"}.get(name, name)
-    return {key: value if key.endswith("gib") else int(value)}
+    return {key: float(value) if key.endswith("gib") else int(value)}
 
 
 def advice_together(error: OutOfMemory) -> dict[str, Any]:
     """The settings that a refusal names for all changes at once."""
     found = re.search(r"one sequence \(--parallel 1\) and a context of (\d+) \(--context\)", str(error))
     assert found, error
-    return {"parallel": 1, "context": int(found[1]), "prefix_cache_gib": 0}
+    streamed = {"ngram_table": "streamed"} if "--ngram-table streamed" in str(error) else {}
+    return {"parallel": 1, "context": int(found[1]), "prefix_cache_gib": 0, **streamed}
 
 
 def test_the_arithmetic_of_the_published_model_is_the_published_one() -> None:
@@ -173,20 +177,30 @@ def test_a_cache_that_nobody_sized_is_reserved_before_sequences() -> None:
 
 WINDOW: dict[str, Any] = {"context": 262_144}
 EIGHT = WINDOW | {"parallel": 8}
+STREAMED: dict[str, Any] = {"ngram_table": "streamed"}
 ONE = needed(**WINDOW, parallel=1)
 
 
 @pytest.mark.parametrize(
     ("settings", "limit", "names"),
     [
-        (EIGHT, needed(**EIGHT) - 1, "parallel context load-limit"),
-        (EIGHT, ONE - 1, "context load-limit"),
-        (WINDOW | {"parallel": 1}, ONE - 1, "context load-limit"),
-        (WINDOW | {"prefix_cache_gib": 4}, ONE, "context prefix-cache load-limit"),
-        (EIGHT | {"prefix_cache_gib": 0.2}, needed(**EIGHT), "parallel context prefix-cache load-limit"),
-        (EIGHT | {"prefix_cache_gib": 40}, ONE, "load-limit"),
-        ({"parallel": 64, "round_rows": 64}, needed(context=1024, parallel=32), "parallel load-limit"),
-        ({}, needed(context=1024, parallel=1) - 1, "load-limit"),
+        (EIGHT, needed(**EIGHT) - 1, "parallel context ngram-table load-limit"),
+        (EIGHT, ONE - 1, "context ngram-table load-limit"),
+        (WINDOW | {"parallel": 1}, ONE - 1, "context ngram-table load-limit"),
+        (WINDOW | {"prefix_cache_gib": 4}, ONE, "context ngram-table prefix-cache load-limit"),
+        (
+            EIGHT | {"prefix_cache_gib": 0.2},
+            needed(**EIGHT),
+            "parallel context ngram-table prefix-cache load-limit",
+        ),
+        (EIGHT | {"prefix_cache_gib": 50}, ONE, "load-limit"),
+        (
+            {"parallel": 64, "round_rows": 64},
+            needed(context=1024, parallel=32),
+            "parallel ngram-table load-limit",
+        ),
+        ({}, needed(context=1024, parallel=1) - 1, "ngram-table load-limit"),
+        (EIGHT | STREAMED, needed(**EIGHT, **STREAMED) - 1, "parallel context load-limit"),
     ],
 )
 def test_a_refusal_names_what_would_fit(settings: dict[str, Any], limit: int, names: str) -> None:
@@ -199,10 +213,34 @@ def test_a_refusal_names_what_would_fit(settings: dict[str, Any], limit: int, na
 
 
 def test_where_no_change_alone_would_do_all_of_them_are_named() -> None:
-    limit = needed(context=10_240, parallel=1)
-    with pytest.raises(OutOfMemory, match="without a prefix cache") as caught:
-        plan(limit / GIB + 1, **EIGHT, prefix_cache_gib=40, load_limit_bytes=limit)
-    assert advice_together(caught.value) == {"parallel": 1, "context": 10_240, "prefix_cache_gib": 0}
+    for table in (dict[str, Any](), STREAMED):
+        limit = needed(context=10_240, parallel=1, **table)
+        with pytest.raises(OutOfMemory, match="without a prefix cache") as caught:
+            plan(limit / GIB + 1, **EIGHT, prefix_cache_gib=50, load_limit_bytes=limit)
+        together = {"parallel": 1, "context": 10_240, "prefix_cache_gib": 0, **table}
+        assert advice_together(caught.value) == together
+
+
+def test_the_table_is_streamed_where_it_does_not_fit_and_nobody_says_otherwise() -> None:
+    rows: dict[str, Any] = {"round_rows": 16}
+    resident, streamed = needed(parallel=1, **rows), needed(parallel=1, **rows, **STREAMED)
+    assert resident - streamed == WEIGHTS[6].table_bytes == pytest.approx(41.72 * GIB, rel=1e-3)
+    auto = rows | {"ngram_table": "auto"}
+    assert plan(1024, **auto).ngram_table == "resident"
+    made = plan(1024, **auto, load_limit_bytes=resident)
+    assert (made.ngram_table, made.parallel) == ("resident", 1)  # rather fewer sequences
+    made = plan(1024, **auto, load_limit_bytes=resident - 1)
+    assert (made.ngram_table, made.parallel, made.context) == ("streamed", 16, 262_144)
+    made = plan(1024, **auto, load_limit_bytes=streamed - 1)
+    assert (made.ngram_table, made.parallel) == ("streamed", 1)
+    assert made.context < 262_144  # the last to give way
+    assert "streamed: 41.72 GiB stay in their file" in plan_table(made)
+    assert made.to_json()["ngram_table"] == "streamed"
+
+
+def test_4_bits_are_served_on_128_gib() -> None:
+    made = plan(128, bits=4, ngram_table="auto")
+    assert (made.ngram_table, made.context, made.parallel) == ("streamed", 262_144, 16)
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -214,6 +252,7 @@ def test_whatever_is_asked_for_fits_or_is_refused_with_advice_that_does(seed: in
             "parallel": rng.choice([None, 1, 7, 32]),
             "prefix_cache_gib": rng.choice([0, 1, 8, 64]),
             "dtype": rng.choice(["bfloat16", "float32"]),
+            "ngram_table": rng.choice(["auto", "resident", "streamed"]),
             "load_limit_gib": rng.choice([None, 110, 150, 170]),
         }
         ram, bits = rng.choice([96, 128, 160, 192, 217, 256, 512]), rng.choice([4, 6])
@@ -236,9 +275,9 @@ def test_a_model_that_fits_no_way_is_refused_with_the_machine_that_it_fits() -> 
         plan(64)
     found = re.search(r"a machine of (\d+) GiB", str(caught.value))
     assert found
-    assert plan(int(found[1])).context >= 1024
+    assert plan(int(found[1]), ngram_table="auto").context >= 1024
     with pytest.raises(OutOfMemory):
-        plan(int(found[1]) - 1)
+        plan(int(found[1]) - 1, ngram_table="auto")
 
 
 @pytest.mark.parametrize(
@@ -274,11 +313,12 @@ def test_a_device_that_works_with_less_has_that_limit() -> None:
         ({"round_rows": 65}, "round_rows is 65, expected 1 to 64"),
         ({"load_limit_bytes": 0}, "the load limit is 0.0 MiB, expected a size above 0"),
         ({"prefix_cache_bytes": -GIB}, "the prefix cache is -1.00 GiB, expected 0 or more"),
+        ({"ngram_table": "mapped"}, "ngram_table is 'mapped', expected one of auto, resident, streamed"),
         ({"context": 0}, "context is 0, but this model reaches from 1 to 1048576"),
         ({"context": 1_048_577}, "context is 1048577"),
     ],
 )
-def test_numbers_out_of_range_are_refused_by_name(settings: dict[str, int], words: str) -> None:
+def test_numbers_out_of_range_are_refused_by_name(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(words)):
         plan(512, **settings)
 

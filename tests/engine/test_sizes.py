@@ -62,16 +62,20 @@ def test_sizes_are_the_cores_own(tmp_path: Path, seed: int) -> None:
         max_chunk=rng.choice([1, 40, 512]),
         max_window=rng.choice([1, 5, 16, 33]),
     )
-    draft_head = rng.choice([True, False])
+    draft_head, streamed = rng.choice([True, False]), rng.choice([True, False])
     loaded = load_model(
         tmp_path, dtype=options.dtype, context=options.context, max_chunk=options.max_chunk,
-        max_window=options.max_window, draft_head=draft_head,
+        max_window=options.max_window, draft_head=draft_head, streamed_table=streamed,
     )  # fmt: skip
     config = loaded.checkpoint.config if draft_head else replace(loaded.checkpoint.config, n_mtp_layers=0)
     model, t = loaded.model, options.value_bytes
 
     weights = weight_sizes(config, loaded.checkpoint.tensors, loaded.device.limits.tensor_alignment)
     assert weights.total_bytes == model.weight_bytes
+    if streamed:
+        weights = weights.streamed()
+    assert weights.streamed_bytes == model.streamed_bytes
+    assert weights.total_bytes == model.weight_bytes - model.streamed_bytes
     assert weights.copied_bytes == model.copied_bytes
     assert sizes.scratch_bytes(config, options) == model.scratch_bytes
     assert sizes.page_bytes(config, t) == loaded.pool.page_bytes

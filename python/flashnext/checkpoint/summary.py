@@ -12,12 +12,15 @@ from flashnext.checkpoint.affine import Affine
 from flashnext.checkpoint.config import ModelConfig
 from flashnext.checkpoint.names import Kind, model_specs
 
+TABLE = "n-gram table"
+"""The part whose rows are looked up, a few a token."""
+
 _PARTS = (
     ("draft head", re.compile(r"mtp\.")),
     ("vision tower", re.compile(r"visual\.")),
     ("embedding", re.compile(r"embed_tokens\.")),
     ("output head", re.compile(r"lm_head\.")),
-    ("n-gram table", re.compile(r"layers\.\d+\.ple\.ple_embedding\.")),
+    (TABLE, re.compile(r"layers\.\d+\.ple\.ple_embedding\.")),
     ("n-gram projections", re.compile(r"layers\.\d+\.ple\.")),
     ("hyper-connections", re.compile(r"(layers\.\d+\.\w+_)?hyper_connection")),
     ("attention", re.compile(r"layers\.\d+\.self_attn\.")),

@@ -18,6 +18,10 @@ MAX_ROUND_ROWS = 64
 MAX_WINDOW = 16
 """Rows of one sequence in a round: the pending token and its drafts."""
 
+NGRAM_TABLE = ("auto", "resident", "streamed")
+"""Where the n-gram table is: in memory, or in its file, of which the system keeps what it has room for; by
+default in memory where that fits."""
+
 DRAFTS = 0
 """Most drafts of a sequence's round."""
 

@@ -102,6 +102,7 @@ class Engine:
         parallel: int | None = None,
         gap_ms: float = GAP_MS,
         round_rows: int = ROUND_ROWS,
+        ngram_table: str = "auto",
         lone: bool = True,
         serial_drafts: bool = False,
         prices: bool = True,
@@ -126,6 +127,8 @@ class Engine:
             gap_ms: How long a reply may stand still while prompts of others are read, in milliseconds; four
                 rounds where that is longer.
             round_rows: Most rows of a round, 1 to 64: the pending tokens of all its sequences, and drafts.
+            ngram_table: "resident", the n-gram table counts as in memory, or "streamed", its rows are read
+                from its file as they are needed; "auto": streamed only where it does not fit otherwise.
             lone: Let a single sequence run by rounds that need no host.
             serial_drafts: Draft only when the host has seen what a round kept; slower, to look for faults.
             prices: Weigh what drafts cost; without, each sequence gets the most it may have.
@@ -147,6 +150,7 @@ class Engine:
             parallel=parallel,
             dtype=dtype,
             round_rows=round_rows,
+            ngram_table=ngram_table,
             load_limit_bytes=_bytes("load_limit_gib", load_limit_gib),
         )
         if not gap_ms >= 0:
@@ -162,7 +166,12 @@ class Engine:
         planned(self.plan)
         progress("weights")
         self._loaded = load_model(
-            checkpoint, device=opened, dtype=dtype, context=self.plan.context, draft_head=drafts > 0
+            checkpoint,
+            device=opened,
+            dtype=dtype,
+            context=self.plan.context,
+            draft_head=drafts > 0,
+            streamed_table=self.plan.ngram_table == "streamed",
         )
         vocab_size = self._loaded.model.vocab_size
         if self.tokenizer.n_tokens > vocab_size:

@@ -40,6 +40,7 @@ def load_model(
     max_chunk: int = 512,
     max_window: int = MAX_WINDOW,
     draft_head: bool = True,
+    streamed_table: bool = False,
     shuffle_seed: int = 0,
     prompt_order: str = "as windows",
 ) -> Loaded:
@@ -57,6 +58,8 @@ def load_model(
         max_chunk: Rows of a prompt pass, 1 to 2048.
         max_window: Rows of a window, 1 to 64.
         draft_head: Load the draft head, where the checkpoint has one.
+        streamed_table: Read rows of the n-gram table from its file as they are needed, and do not count on
+            it to be in memory.
         shuffle_seed: Tests: run independent work in a seeded random order; 0 in order.
         prompt_order: Tests: "reversed" lets prompt rows sum in another order than window rows.
 
@@ -91,6 +94,7 @@ def load_model(
         tokens,
         max_chunk=max_chunk,
         max_window=max_window,
+        streamed_table=streamed_table,
     )
     pool = _core.PagePool(model, n_pages(tokens) * sequences)
     return Loaded(checkpoint, opened, model, pool, tokens, dtype)

@@ -18,6 +18,7 @@ from flashnext.engine.defaults import (
     MAX_PARALLEL,
     MAX_ROUND_ROWS,
     MAX_WINDOW,
+    NGRAM_TABLE,
     PARALLEL,
     ROUND_ROWS,
 )
@@ -70,6 +71,8 @@ class PlanSettings:
         max_chunk: Rows of a prompt pass.
         max_window: Rows of a window.
         round_rows: Rows of a round, 1 to 64; at least one a sequence.
+        ngram_table: "resident", the n-gram table counts as in memory, or "streamed", its rows are read from
+            its file as they are needed; "auto": streamed only where it would not fit otherwise.
         prefix_cache_bytes: For cached prefixes, taken before sequences get theirs; 0: no cache.
         load_limit_bytes: Most that all of it takes; above 0.
 
@@ -83,6 +86,7 @@ class PlanSettings:
     max_chunk: int = 512
     max_window: int = MAX_WINDOW
     round_rows: int = ROUND_ROWS
+    ngram_table: str = "auto"
     prefix_cache_bytes: int | None = 0
     load_limit_bytes: int | None = None
 
@@ -95,6 +99,10 @@ class PlanSettings:
             raise InvalidArgument(
                 f"parallel is {self.parallel}, and a round has {self.round_rows} rows, one a request at "
                 "least; choose fewer, or more round_rows"
+            )
+        if self.ngram_table not in NGRAM_TABLE:
+            raise InvalidArgument(
+                f"ngram_table is {self.ngram_table!r}, expected one of {', '.join(NGRAM_TABLE)}"
             )
         if self.load_limit_bytes is not None and self.load_limit_bytes <= 0:
             raise InvalidArgument(
@@ -113,7 +121,7 @@ class MemoryPlan:
     Attributes:
         context: Largest prompt plus reply of a sequence, in tokens.
         parallel: Sequences that run at once.
-        weights: In memory, mapped or copied.
+        weights: In memory, mapped or copied, and what is streamed.
         scratch_bytes: Of passes, and of the device's workers.
         n_sessions: Sessions that there are at most at once: those that run, or that time what rounds cost.
         session_bytes: Of one without its pages: recurrent state, unsettled inputs, text, counts of tokens.
@@ -143,6 +151,11 @@ class MemoryPlan:
     warnings: tuple[str, ...] = ()
 
     @property
+    def ngram_table(self) -> str:
+        """Where the n-gram table is: "resident" or "streamed"."""
+        return "streamed" if self.weights.streamed_bytes else "resident"
+
+    @property
     def sessions_bytes(self) -> int:
         """Bytes of all sessions, without pages."""
         return self.n_sessions * self.session_bytes
@@ -164,7 +177,7 @@ class MemoryPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Turn the plan into JSON types, sums included."""
-        sums = ("sessions_bytes", "pages_bytes", "model_bytes", "total_bytes")
+        sums = ("ngram_table", "sessions_bytes", "pages_bytes", "model_bytes", "total_bytes")
         out = asdict(self) | {name: getattr(self, name) for name in sums}
         out["weights"]["total_bytes"] = self.weights.total_bytes
         return out
@@ -176,7 +189,8 @@ def make_plan(
     """Choose what was left open, and see that all of it fits.
 
     An open context is the model's window; an open number of sequences 16, or as many as rounds have rows and
-    contexts have pages. Where that does not fit, sequences give way first, down to one, then the context.
+    contexts have pages. Where that does not fit, sequences give way first, down to one, then the n-gram table
+    is streamed, then the context gives way.
 
     Args:
         config: The model's sizes; without a draft head where none is loaded.
@@ -200,7 +214,7 @@ class _Planner:
         self, config: ModelConfig, weights: WeightSizes, settings: PlanSettings, machine: Machine
     ) -> None:
         self._config = config
-        self._weights = weights
+        self._weights = weights.streamed() if settings.ngram_table == "streamed" else weights
         self._settings = settings
         self._machine = machine
         self._limit, self._most, self._warnings = _limit(settings, machine)
@@ -210,6 +224,8 @@ class _Planner:
         settings, limit = self._settings, self._limit
         sequences = settings.parallel or 1
         cache = settings.prefix_cache_bytes
+        if settings.ngram_table == "auto" and self._bytes(context, sequences, cache or 0) > limit:
+            self._weights = self._weights.streamed()
         if cache is None:
             needed = self._sized(context, sequences, 0)
             fixed = needed.weights.total_bytes + needed.scratch_bytes + needed.margin_bytes
@@ -279,13 +295,17 @@ class _Planner:
         ways = list(self._ways_out(context, sequences, cache))
         if ways:
             return f"what would fit: {', '.join(ways)}"
-        least_context = min(context, LEAST_CONTEXT)
+        least_context, streamed = min(context, LEAST_CONTEXT), ""
+        if self._bytes(least_context, 1, 0) > self._limit and self._weights.table_bytes:
+            self._weights = self._weights.streamed()
+            streamed = ", the n-gram table streamed (--ngram-table streamed)"
         least = self._bytes(least_context, 1, 0)
         if least <= self._limit:
             lower = self._largest_context(context, 1, 0) or least_context
             without = " without a prefix cache" if cache else ""
             return (
                 f"what would fit: one sequence (--parallel 1) and a context of {lower} (--context){without}"
+                f"{streamed}"
             )
         return (
             f"even the smallest plan takes {size(least)}; try a checkpoint of fewer bits, or a machine of "
@@ -302,6 +322,12 @@ class _Planner:
             yield f"fewer sequences (--parallel {n})"
         if lower := self._largest_context(context, sequences, cache):
             yield f"a smaller context (--context {lower})"
+        resident = self._weights
+        if resident.table_bytes:
+            self._weights = resident.streamed()
+            if self._bytes(lowered, sequences, cache) <= limit:
+                yield "the n-gram table streamed (--ngram-table streamed)"
+            self._weights = resident
         left = limit - self._bytes(lowered, sequences, 0)
         if cache and left >= 0:  # rounded so that what is printed does fit
             yield f"a smaller prefix cache (--prefix-cache {math.floor(left / GIB * 100) / 100:g})"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from flashnext.checkpoint.config import PAGE_TOKENS, ModelConfig
 from flashnext.checkpoint.names import Kind, model_specs
-from flashnext.checkpoint.summary import part_of
+from flashnext.checkpoint.summary import TABLE, part_of
 from flashnext.engine.plan import GIB, MemoryPlan, size
 
 CONTEXTS = (32_768, 131_072, 262_112)
@@ -38,8 +38,10 @@ def plan_table(plan: MemoryPlan) -> str:
 def _weights(plan: MemoryPlan) -> Iterator[tuple[str, int, str]]:
     copied = plan.weights.copied_bytes
     yield "weights", plan.weights.total_bytes, f"mapped from their files, {size(copied)} of them copied"
+    streamed = plan.weights.streamed_bytes
+    table = f"streamed: {size(streamed)} stay in their file" if streamed else "resident"
     for name, n_bytes in plan.weights.parts.items():
-        yield f"  {name}", n_bytes, "resident" if name == "n-gram table" else ""
+        yield f"  {name}", n_bytes, table if name == TABLE else ""
 
 
 def _sequences(plan: MemoryPlan) -> str:

@@ -14,7 +14,7 @@ from itertools import chain
 
 from flashnext.checkpoint.config import PAGE_TOKENS, ModelConfig
 from flashnext.checkpoint.names import Kind, mtp_specs, text_specs
-from flashnext.checkpoint.summary import part_of
+from flashnext.checkpoint.summary import TABLE, part_of
 from flashnext.checkpoint.views import TensorView
 from flashnext.engine.defaults import MAX_PARALLEL, MAX_ROUND_ROWS, MAX_WINDOW
 
@@ -67,18 +67,27 @@ class WeightSizes:
     """What weights take in memory.
 
     Attributes:
-        parts: Bytes by part of the model, in its order.
+        parts: Bytes by part of the model, in its order, of what is in memory.
         copied_bytes: Of them copied out of the files: vectors, which become float32, and what does not lie
             as the device needs it. The rest is mapped.
+        table_bytes: Of them the n-gram table's that are mapped, and could be streamed.
+        streamed_bytes: Of the n-gram table, beside them, what is read from its file as it is needed.
     """
 
     parts: Mapping[str, int]
     copied_bytes: int
+    table_bytes: int = 0
+    streamed_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """Bytes of all parts."""
         return sum(self.parts.values())
+
+    def streamed(self) -> WeightSizes:
+        """Size the same weights with the n-gram table streamed."""
+        parts = {name: n - self.table_bytes * (name == TABLE) for name, n in self.parts.items()}
+        return WeightSizes(parts, self.copied_bytes, 0, self.streamed_bytes + self.table_bytes)
 
 
 def weight_sizes(config: ModelConfig, tensors: Mapping[str, TensorView], alignment: int = 1) -> WeightSizes:
@@ -90,7 +99,7 @@ def weight_sizes(config: ModelConfig, tensors: Mapping[str, TensorView], alignme
         alignment: Bytes; a tensor that lies otherwise in its file is copied.
     """
     parts: dict[str, int] = {}
-    copied = 0
+    copied = table = 0
     for spec in chain(text_specs(config), mtp_specs(config) if config.n_mtp_layers else ()):
         size = copies = 0
         if spec.kind in (Kind.MATRIX, Kind.ROUTER):
@@ -105,7 +114,8 @@ def weight_sizes(config: ModelConfig, tensors: Mapping[str, TensorView], alignme
         part = part_of(spec.name)
         parts[part] = parts.get(part, 0) + size
         copied += copies
-    return WeightSizes(parts, copied)
+        table += (size - copies) * (part == TABLE)
+    return WeightSizes(parts, copied, table)
 
 
 def _extent(view: TensorView) -> int:
