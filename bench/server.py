@@ -4,12 +4,15 @@
 
 First `flashnext-serve` on the bundled checkpoint is asked for streamed chats by 1 and by 8 connections at a
 time, kept open: for replies of many lengths, so that connections ask at moments of their own, and then for
-replies of one length, after which all of them ask at once. What HTTP adds to the first token is the time
-from sending the request until the first piece of text has been read, less the engine's own `first_token_ms`,
-which the reply tells. One thread has all connections, and looks into no more than it needs, so that the
-client takes little of the processors. Longer replies, also 1 and 8 at a time, tell the processor time that
-the server's event loop takes for each streamed token. Then streams are opened, all of them idle in the queue
-but one, and dropped; the server's open files and memory are read before and after.
+replies of one length, after which all of them ask at once. A first token is late by the time from sending
+the request until the first piece of text has been read, less the engine's own `first_token_ms`, which the
+reply tells. One thread has all connections, and looks into no more than it needs, so that the client takes
+little of the processors. Then a program asks the same of an `Engine` of its own, from as many threads: its
+first tokens are late too, by reading the chat and by the way between threads. HTTP adds the rest.
+
+Longer replies, also 1 and 8 at a time, tell the processor time that the server's event loop takes for each
+streamed token. Then streams are opened, all of them idle in the queue but one, and dropped; the server's
+open files and memory are read before and after.
 """
 
 from __future__ import annotations
@@ -26,9 +29,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
+
+from flashnext.engine.engine import Engine
+from flashnext.engine.sampling import Sampling
 
 SERVE = "import sys; from flashnext.cli import serve; sys.exit(serve())"
 TIMEOUT_S = 300.0
@@ -76,7 +83,7 @@ class Client:
         self.socket.sendall(request)
 
     def read(self) -> float | None:
-        """Read what is there; returns at the end of a reply what HTTP added to its first token, in ms."""
+        """Read what is there; returns at the end of a reply by how much its first token was late, in ms."""
         self._seen += self.socket.recv(1 << 16)
         if self._first_s is None and TEXT in self._seen:
             self._first_s = time.perf_counter()
@@ -98,7 +105,7 @@ def ask_all(
 ) -> list[float]:
     """Ask from several connections at a time for replies of these lengths in turn, over and over.
 
-    Returns what HTTP added to each first token, in ms.
+    Returns by how much each first token was late, in ms.
     """
     samples: list[float] = []
     turns = itertools.islice(itertools.cycle(lengths), n_requests)
@@ -116,6 +123,41 @@ def ask_all(
                     for request in itertools.islice(requests, 1):
                         key.data.send(request)
     return samples
+
+
+def ask_engine(engine: Engine, n_threads: int, n_requests: int, numbers: Iterator[int]) -> list[float]:
+    """Ask an engine of this process from several threads; by how much first tokens are late, in ms."""
+    turns = itertools.islice(itertools.cycle(LENGTHS), n_requests)
+
+    def ask(number: int, length: int) -> float:
+        body = json.loads(body_of(number))
+        began_s = time.perf_counter()
+        request = engine.submit(body["messages"], sampling=Sampling(temperature=0, max_tokens=length))
+        next(request)
+        late_ms = (time.perf_counter() - began_s) * 1e3
+        first_ms = request.result().timings.first_token_ms
+        assert first_ms is not None
+        return late_ms - first_ms
+
+    with ThreadPoolExecutor(n_threads) as pool:
+        return list(pool.map(ask, numbers, turns))
+
+
+def tell_first_tokens(
+    port: int, engine: Engine, n_connections: int, n_requests: int, numbers: Iterator[int]
+) -> None:
+    """Print by how much first tokens are late over HTTP and in a program, and the difference."""
+    http = sorted(ask_all(port, n_connections, n_requests, numbers, LENGTHS))
+    program = sorted(ask_engine(engine, n_connections, n_requests, numbers))
+    middle_ms, p90_ms = statistics.median(http), http[int(len(http) * 0.9)]
+    program_ms = statistics.median(program)
+    print(
+        f"{n_connections} connections: first tokens are {middle_ms:.2f} ms late (median of {len(http)}; 90 % "
+        f"below {p90_ms:.2f} ms), in a program {program_ms:.2f} ms: HTTP adds {middle_ms - program_ms:.2f} ms"
+    )
+    if n_connections > 1:
+        together = statistics.median(ask_all(port, n_connections, n_requests, numbers, LENGTHS[:1]))
+        print(f"where all connections ask at once they are {together:.2f} ms late")
 
 
 def loop_s(pid: int) -> float:
@@ -153,7 +195,10 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * args.streams + 1000)), hard))
     command = [sys.executable, "-c", SERVE, "--port", "0", "--log-level", "warning", "--parallel", "8"]
     command += ["--queue", str(args.streams + 64), "--max-connections", str(args.streams + 100)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with (
+        Engine(parallel=8) as engine,
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+    ):
         try:
             assert process.stdout is not None
             port = 0
@@ -165,16 +210,7 @@ def main() -> int:
             numbers = itertools.count()  # no prompt comes twice
             ask_all(port, 1, 20, numbers, [8])  # warm-up
             for n_connections in (1, 8):
-                for how, lengths in ("one by one", LENGTHS), ("all at once", LENGTHS[:1]):
-                    samples = sorted(ask_all(port, n_connections, args.requests, numbers, lengths))
-                    p90 = samples[int(len(samples) * 0.9)]
-                    print(
-                        f"{n_connections} connections that ask {how}: the first token comes "
-                        f"{statistics.median(samples):.2f} ms later by HTTP (median of {len(samples)}; "
-                        f"90 % below {p90:.2f} ms)"
-                    )
-                    if n_connections == 1:
-                        break
+                tell_first_tokens(port, engine, n_connections, args.requests, numbers)
                 before_s = loop_s(process.pid)
                 n = max(n_connections, args.requests // 10)
                 ask_all(port, n_connections, n, numbers, [TOKENS], ignore_eos=True)
@@ -196,7 +232,7 @@ def main() -> int:
                 f"{args.streams} streams: opened in {opened - began:.1f} s, gone {gone - opened:.1f} s after "
                 f"they were dropped\nopen files {files}, {files_open} with them, {files_after} after them\n"
                 f"resident {mib:.0f} MiB, {mib_open:.0f} with them, {mib_after:.0f} after them\n"
-                f"the next request: HTTP adds {statistics.median(samples):.2f} ms"
+                f"the next first tokens are {statistics.median(samples):.2f} ms late"
             )
             return int(files_after > files + 1)
         finally:

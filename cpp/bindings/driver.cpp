@@ -91,8 +91,8 @@ void bind_driver(nb::module_& m) {
           "chunks"_a, "sessions"_a,
           "Stop, then read [(session, tokens, last, scored), ...] and run one round of the sessions. scored: "
           "tokens behind the first of them whose log-probabilities are wanted; begin() comes first then.")
-      .def("wake", &Driver::wake, nb::call_guard<nb::gil_scoped_release>(),
-           "Let take() return soon; from any thread.")
+      // With the interpreter's lock: whoever is woken would take it from a caller that has more to do.
+      .def("wake", &Driver::wake, "Let take() return soon; from any thread.")
       .def("time_a_price", &Driver::time_a_price, "pool"_a, nb::call_guard<nb::gil_scoped_release>(),
            "With nothing to do: time what one width of rounds costs; whether there is more to time.")
       .def(
