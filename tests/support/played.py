@@ -26,7 +26,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 REPLY = 24  # tokens,
 MORE = 36  # and so many more where one has to outlive the others, or where there are few to copy in
-CANCELLED = 120  # tokens of one that is to be cancelled, which has to run still when the host comes to it
+CANCELLED = 180  # tokens of one that is to be cancelled, which has to run still when the host comes to it
 FEW = (60, 61)  # ids of replies that repeat themselves, for copies of the reply's own text
 
 
@@ -184,10 +184,9 @@ class Play:
     def _sequence(self, i: int, sampling: str, most_drafts: int) -> Running:
         cell = self.cell
         few = cell.drafts in ("copies", "both")
-        longer = (i == 0 and cell.driving == "handed over") + (cell.n < 3 and few)
-        n = REPLY + longer * MORE
-        if cell.disturbance == "neighbours cancelled" and i >= cell.n - cell.n // 2:
-            n = CANCELLED
+        cancels = cell.disturbance == "neighbours cancelled"
+        longer = (i == 0 and cell.driving == "handed over") + (cell.n < 3 and few) + cancels
+        n = CANCELLED if cancels and i >= cell.n - cell.n // 2 else REPLY + longer * MORE
         prompt = i % len(self.reference.prompts)
         request = Request(prompt, sampling, i, n, few)
         job = Job(
