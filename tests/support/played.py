@@ -359,7 +359,8 @@ class Play:
     def rejects(self) -> bool:
         """Whether drafts are wrong at times: those of a random head, or where much is left to chance."""
         if self.cell.drafts == "copies":
-            return self.cell.n > 3 or self.cell.sampling in ("penalties", "hot")
+            end = self.cell.n // 2 if self.cell.disturbance == "neighbours cancelled" else 0
+            return self.cell.n - end > 3 or self.cell.sampling in ("penalties", "hot")
         return "random" in self.cell.model or self.cell.sampling == "hot" or self.cell.n > 3
 
     @property
