@@ -1,6 +1,7 @@
 // The module flashnext._core: devices, models, sessions and passes. Blocking calls release the GIL.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/filesystem.h>
 #include <nanobind/stl/map.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -107,7 +108,7 @@ DeviceRef open_device(const std::string& kind, int threads, const std::string& p
 }
 
 std::shared_ptr<Model> make_model(const DeviceRef& device, const nb::dict& config,
-                                  const std::vector<std::string>& files,
+                                  const std::vector<std::filesystem::path>& files,
                                   const std::map<std::string, View>& tensors, bool zero_centred,
                                   const std::string& dtype, const Floats& inv_freq, float attention_factor,
                                   int context, int max_chunk, int max_window, int max_round,
@@ -130,8 +131,9 @@ std::shared_ptr<Model> make_model(const DeviceRef& device, const nb::dict& confi
       throw InvalidArgument("tensor " + name + " names no file");
     views[name] = {file, offset, type, shape, stride};
   }
+  const std::vector<std::string> paths(files.begin(), files.end());
   const nb::gil_scoped_release release;
-  auto weights = std::make_unique<Weights>(device, files, std::move(views), zero_centred);
+  auto weights = std::make_unique<Weights>(device, paths, std::move(views), zero_centred);
   return std::make_shared<Model>(device, std::move(c), std::move(weights), std::move(options));
 }
 

@@ -32,6 +32,12 @@ std::pair<PyObject*, std::string> translated(const std::exception_ptr& p) {
   }
 }
 
+// As Python text; the bytes of a file's name need not be UTF-8.
+nb::object text(const std::string& what) {
+  return nb::steal(
+      PyUnicode_DecodeUTF8(what.data(), static_cast<Py_ssize_t>(what.size()), "surrogateescape"));
+}
+
 }  // namespace
 
 void bind_errors(nb::module_& m) {
@@ -43,7 +49,7 @@ void bind_errors(nb::module_& m) {
   };
   types = new Types{take("InvalidArgument"), take("OutOfMemory"), take("OutOfPages"), take("DeviceError")};
   nb::register_exception_translator([](const std::exception_ptr& p, void*) {
-    if (const auto [type, what] = translated(p); type) PyErr_SetString(type, what.c_str());
+    if (const auto [type, what] = translated(p); type) PyErr_SetObject(type, text(what).ptr());
   });
 }
 
@@ -51,7 +57,7 @@ nb::object python_error(const std::exception_ptr& error) {
   if (!error) return nb::none();
   try {
     const auto [type, what] = translated(error);
-    return nb::handle(type ? type : types->device.ptr())(what);
+    return nb::handle(type ? type : types->device.ptr())(text(what));
   } catch (const nb::python_error&) {
     throw;
   } catch (const std::exception& e) {  // none of ours: the system gave no memory

@@ -191,6 +191,42 @@ def test_a_client_that_takes_nothing_is_dropped_and_its_reply_ended() -> None:
         server.close()
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n",
+        b"GET /livez HTTP/1.1\r\nhost: localhost\r\n\r\nGET /livez HTTP/1.1\r\n",
+    ],
+    ids=["nothing", "half the headers", "half of the next request"],
+)
+def test_a_client_whose_request_does_not_come_is_dropped(sent: bytes) -> None:
+    server = ServerThread(patience_s=0.2)
+    try:
+        with closing(socket.create_connection(("127.0.0.1", server.port), timeout=60)) as client:
+            client.sendall(sent)
+            answered = b"".join(iter(lambda: client.recv(65536), b""))  # until the server closes it
+        assert answered.count(b"200 OK") == sent.count(b"\r\n\r\n")
+        until(lambda: server.service.n_connections() == 0, "the connection was not dropped")
+        require_idle_and_well(server)
+    finally:
+        server.close()
+
+
+def test_a_reply_may_take_longer_than_a_client_is_waited_for() -> None:
+    server = ServerThread(patience_s=0.2)
+    try:
+        server.core.endless = True
+        with closing(begin(server, stream=True, ignore_eos=True)) as connection:
+            answer = connection.getresponse()
+            end = time.monotonic() + 0.6
+            while time.monotonic() < end:
+                assert answer.read1(), "the reply was ended"
+        require_idle_and_well(server)
+    finally:
+        server.close()
+
+
 class Transport(asyncio.Transport):
     """A connection whose waiting bytes a test says."""
 

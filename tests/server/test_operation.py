@@ -27,6 +27,11 @@ from flashnext.server.settings import Defaults
 from flashnext.text.jsontext import loads
 from support.serving import SERVE, ServerThread, free_port, server_process
 
+GOLDEN = [
+    json.loads(line)
+    for line in (Path(__file__).parents[1] / "tiny" / "golden.jsonl").read_text("utf-8").splitlines()
+]
+
 SUM: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
 PLAIN: dict[str, Any] = {"model": "tiny", "messages": SUM, "temperature": 0}
 KEYS = ("first-key", "schlüssel")
@@ -435,11 +440,18 @@ def test_the_log_has_a_line_for_each_request_and_no_text_of_it(tmp_path: Path) -
         text = {"model": "tiny-6bit", "prompt": ["Count from", [70, 71]], "seed": 3, "max_tokens": 5}
         completion = httpx.post(f"{server.url}/completions", json=text, timeout=60)
         refused = httpx.post(f"{server.url}/chat/completions", json={**body, "n": 0})
-        ids = [r.headers["x-request-id"] for r in (reply, completion, refused)]
+        case = next(c for c in GOLDEN if c["tools"] and "<tool_call>" in c["output_text"])
+        options = {"enable_thinking": case["enable_thinking"]}
+        body = {"model": "tiny-6bit", "messages": case["messages"], "tools": case["tools"], "temperature": 0}
+        called = httpx.post(
+            f"{server.url}/chat/completions", json={**body, "chat_template_kwargs": options}, timeout=60
+        )
+        ids = [r.headers["x-request-id"] for r in (reply, completion, refused, called)]
         server.end(signal.SIGTERM)
         lines = {line["id"]: line for line in server.log if line["event"] == "request"}
         assert "3 + 4" not in server.err and "Count from" not in server.err
-    assert len(set(ids)) == 3
+    assert len(set(ids)) == 4
+    assert lines[ids[3]]["finish"] == called.json()["choices"][0]["finish_reason"] == "tool_calls"
     line = lines[ids[0]]
     choices = reply.json()["choices"]
     assert line["seed"] == [c["flashnext"]["seed"] for c in choices]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import socket
 import subprocess
+import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
+from flashnext.engine.engine import BUNDLED
 from support.serving import SERVE, server_process
 
 
@@ -20,6 +24,21 @@ def refused(*arguments: str | bytes) -> str:
     assert done.returncode == 1, err
     assert err.startswith("flashnext-serve: ") and err.count("\n") == 1, err
     return err
+
+
+# --- the folder
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names of files are bytes on Linux alone")
+def test_a_folder_whose_name_is_not_utf8_is_served(tmp_path: Path) -> None:
+    folder = tmp_path / os.fsdecode(b"m\xff")
+    shutil.copytree(BUNDLED, folder)
+    with server_process(str(folder)) as server:
+        body = {"model": "flashnext", "temperature": 0, "max_tokens": 4, "prompt": "Count from 3 to"}
+        reply = httpx.post(f"{server.url}/completions", json=body, timeout=60)
+        assert (reply.status_code, reply.json()["usage"]["completion_tokens"]) == (200, 4)
+        (name, _) = [model["id"] for model in httpx.get(f"{server.url}/models").json()["data"]]
+        assert name.startswith("m")
 
 
 # --- keys

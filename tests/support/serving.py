@@ -39,12 +39,13 @@ class ServerProcess:
     ) -> None:
         """Start it, where given as the last arguments of another command."""
         # A pipe that nobody reads would fill with the log.
-        self._err = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by close()
+        self._err = tempfile.TemporaryFile("w+", errors="surrogateescape")  # noqa: SIM115 - closed by close()
         self.process = subprocess.Popen(
             [*within, *SERVE, "--port", "0", *arguments],
             stdout=subprocess.PIPE,
             stderr=self._err,
             text=True,
+            errors="surrogateescape",
             env={**os.environ, **(environ or {})},
         )
         assert self.process.stdout is not None

@@ -1,6 +1,7 @@
 """The compiled core of flashnext."""
 
 from collections.abc import Mapping, Sequence
+import os
 from typing import Annotated
 
 import numpy
@@ -84,7 +85,7 @@ class Model:
     def snapshot_bytes(self) -> int:
         """Of a session's recurrent block."""
 
-def load_model(device: Device, config: dict, files: Sequence[str], tensors: Mapping[str, tuple[int, int, str, Sequence[int], int]], zero_centred: bool, dtype: str, inv_freq: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], attention_factor: float, context: int, max_chunk: int = 512, max_window: int = 16, max_round: int = 64, max_sequences: int = 64, streamed_table: bool = False) -> Model:
+def load_model(device: Device, config: dict, files: Sequence[str | os.PathLike], tensors: Mapping[str, tuple[int, int, str, Sequence[int], int]], zero_centred: bool, dtype: str, inv_freq: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], attention_factor: float, context: int, max_chunk: int = 512, max_window: int = 16, max_round: int = 64, max_sequences: int = 64, streamed_table: bool = False) -> Model:
     """
     Place a checkpoint's tensors on the device. tensors: name -> (file index, offset, dtype, shape, batch stride).
     """

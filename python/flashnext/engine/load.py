@@ -82,7 +82,7 @@ def load_model(
     model = _core.load_model(
         opened,
         asdict(config),
-        [str(f) for f in checkpoint.files],
+        checkpoint.files,
         {
             name: (t.file, t.offset, t.dtype, list(t.shape), t.batch_stride)
             for name, t in checkpoint.tensors.items()

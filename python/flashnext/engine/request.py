@@ -24,6 +24,7 @@ class _Handle(Generic[Items]):
         prompt_ids: The token ids that the model reads.
         last: The event that was read last, None before the first.
         n_read: Tokens of the events that have been read.
+        n_calls: Calls of tools in them.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class _Handle(Generic[Items]):
         self.seed = seed
         self.prompt_ids = prompt_ids
         self.last: Event | None = None
-        self.n_read = 0
+        self.n_read = self.n_calls = 0
         self._cancel = cancel
         self._require_process = require_process
         self._items = items
@@ -59,6 +60,7 @@ class _Handle(Generic[Items]):
         self._ended = item.finish_reason is not None
         self.last = item
         self.n_read += len(item.token_ids)
+        self.n_calls += len(item.tool_calls)
         return item
 
     def _kept(self, event: Event) -> Event:

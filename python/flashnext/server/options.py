@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flashnext.errors import InvalidArgument
 from flashnext.server.settings import MIB, Defaults, Settings
+from flashnext.text.jsontext import clean_text
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -105,8 +106,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=number(0.1, math.inf),
         default=60.0,
         metavar="S",
-        help="a client that stops sending a body, or taking a response, is left after so many seconds "
-        "(default 60)",
+        help="a client that sends no request, or not all of one, or takes nothing of a response, is left after "
+        "so many seconds (default 60)",
     )
     limits.add_argument(
         "--drain",
@@ -193,9 +194,10 @@ def settings_of(args: argparse.Namespace, name: str, path: str) -> Settings:
         )
     if args.record is not None:
         _check_record(args.record)
+    name = clean_text(name)  # a file's name may be any bytes
     return Settings(
         names=tuple(dict.fromkeys([name, *(args.served_model_name or ()), "flashnext"])),
-        path=path,
+        path=clean_text(path),
         defaults=Defaults(
             temperature=args.temperature,
             top_p=args.top_p,

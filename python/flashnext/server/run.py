@@ -55,10 +55,11 @@ class _Gathering:
 
 
 class Connection(H11Protocol):
-    """A connection that is dropped once its client has taken nothing of what waits for it for a while.
+    """A connection that is dropped once its client has done nothing of what it should for a while.
 
-    Whatever is sent to such a client waits for it, and without an end would hold a place among the replies.
-    A connection is dropped at once where there are so many that the process would run out of files.
+    Such a client takes nothing of what waits for it, which without an end would hold a place among the
+    replies; or it sends no request, or not all of its headers. A connection is dropped at once where there
+    are so many that the process would run out of files.
     """
 
     def __init__(self, *args: Any, patience_s: float, most: int, **kwargs: Any) -> None:
@@ -67,12 +68,22 @@ class Connection(H11Protocol):
         self._patience_s = patience_s
         self._most = most
         self._looking: asyncio.TimerHandle | None = None
+        self._waiting: asyncio.TimerHandle | None = None  # for the headers of a request
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to serve."""
         super().connection_made(cast(asyncio.Transport, _Gathering(transport, self.loop)))
         if len(self.connections) > self._most:
             transport.abort()
+        self._waiting = self.loop.call_later(self._patience_s, self.transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        """Read on; a request whose headers have begun has to be there whole after a while."""
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_waiting()
+        elif self._waiting is None:
+            self._waiting = self.loop.call_later(self._patience_s, self.transport.close)
 
     def pause_writing(self) -> None:
         """Begin to look whether the client takes anything."""
@@ -87,6 +98,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop looking, and end what is served."""
         self._stop_looking()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def _look_later(self) -> None:
@@ -98,6 +110,11 @@ class Connection(H11Protocol):
             self._look_later()
         else:
             self.transport.abort()
+
+    def _stop_waiting(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+            self._waiting = None
 
     def _stop_looking(self) -> None:
         if self._looking is not None:

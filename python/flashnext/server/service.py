@@ -198,10 +198,11 @@ def _told(running: Running) -> dict[str, Any]:
 
 def _told_of(request: AsyncRequest, left: bool) -> dict[str, Any]:
     last = request.last or Event()
+    finish = "tool_calls" if request.n_calls and last.finish_reason == "stop" else last.finish_reason
     return {
         "prompt_tokens": len(request.prompt_ids),
         "reply_tokens": request.n_read,
-        "finish": "client left" if left else last.finish_reason or "failed",
+        "finish": "client left" if left else finish or "failed",
         **extras(last, request.seed),
     }
 
