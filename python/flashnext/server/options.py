@@ -106,8 +106,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=number(0.1, math.inf),
         default=60.0,
         metavar="S",
-        help="a client that sends no request, or not all of one, or takes nothing of a response, is left after "
-        "so many seconds (default 60)",
+        help="a client that sends no request, or not all of one, or takes nothing of a response, is left "
+        "after so many seconds (default 60)",
     )
     limits.add_argument(
         "--drain",
