@@ -98,7 +98,7 @@ def populate_new(before: Sequence[tuple[int, int]]) -> None:
 
 def measure_model(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]:
     """Load, fill and make resident; returns bytes, planned and found."""
-    given = dict(settings)
+    given = {"ngram_table": "resident"} | dict(settings)  # all of it is made resident below
     draft_head = given.pop("drafts", 0) > 0
     checkpoint, device = open_checkpoint(folder), open_device()
     config = checkpoint.config if draft_head else replace(checkpoint.config, n_mtp_layers=0)
@@ -136,6 +136,7 @@ def measure_process(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]
     """Answer as many requests at once as there are sequences, and make all of the process resident."""
     importlib.import_module("flashnext.server.run")  # the plan counts what a server has loaded
     before = [(start, end) for start, end, *_ in mappings()]
+    settings = {"ngram_table": "resident"} | dict(settings)
     with Engine(folder, **settings, gap_ms=1e6) as engine:  # prompts are read before any reply goes on
         populate_weights(engine.loaded.checkpoint, settings.get("drafts", 0) > 0)
         share = engine.context // engine.parallel

@@ -84,7 +84,10 @@ class Client:
 
     def read(self) -> float | None:
         """Read what is there; returns at the end of a reply by how much its first token was late, in ms."""
-        self._seen += self.socket.recv(1 << 16)
+        came = self.socket.recv(1 << 16)
+        if not came:
+            raise SystemExit(f"server: a connection was closed inside a reply: {self._seen[-500:]!r}")
+        self._seen += came
         if self._first_s is None and TEXT in self._seen:
             self._first_s = time.perf_counter()
         if not self._seen.endswith(END):
@@ -116,12 +119,19 @@ def ask_all(
             selector.register(stack.enter_context(client.socket), selectors.EVENT_READ, client)
             client.send(request)
         while len(samples) < n_requests:
-            for key, _ in selector.select(TIMEOUT_S):
-                added_ms = key.data.read()
-                if added_ms is not None:
-                    samples.append(added_ms)
-                    for request in itertools.islice(requests, 1):
-                        key.data.send(request)
+            ready = selector.select(TIMEOUT_S)
+            if not ready:
+                raise SystemExit(f"server: nothing came for {TIMEOUT_S:g} s")
+            for key, _ in ready:
+                late_ms = key.data.read()
+                if late_ms is None:
+                    continue
+                samples.append(late_ms)
+                for request in itertools.islice(requests, 1):
+                    key.data.send(request)
+                    break
+                else:
+                    selector.unregister(key.fileobj)
     return samples
 
 

@@ -292,7 +292,7 @@ def _progress(path: Path) -> Iterator[Callable[[str], None]]:
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+    with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bars:
         task = bars.add_task(f"loading {path.name}")
         yield lambda stage: bars.update(task, description=f"loading {path.name}: {stage}")
 
@@ -303,6 +303,8 @@ def _show_plan(plan: MemoryPlan) -> None:
 
     for warning in plan.warnings:
         print(f"flashnext-serve: warning: {warning}", file=sys.stderr)
+    if sys.stderr.isatty():
+        print("\r\x1b[2K", end="", file=sys.stderr, flush=True)  # the line of the spinner, which comes again
     print(plan_table(plan), flush=True)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +26,15 @@ from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
 from flashnext.checkpoint.convert import convert as convert_checkpoint
 from flashnext.checkpoint.expected import describe
 from flashnext.checkpoint.summary import Summary
-from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_WINDOW, NGRAM_TABLE, PARALLEL, ROUND_ROWS
+from flashnext.engine.defaults import (
+    DRAFTS,
+    LIMIT_PERCENT,
+    MAX_WINDOW,
+    MOST_GIB,
+    NGRAM_TABLE,
+    PARALLEL,
+    ROUND_ROWS,
+)
 from flashnext.errors import FlashnextError
 from flashnext.server.options import gib, number, parallel
 from flashnext.version import VERSION
@@ -144,7 +151,7 @@ def plan(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument(
         "--bits", type=int, choices=SUPPORTED_BITS, help="as if a bf16 model had been converted so"
     )
-    parser.add_argument("--group", type=int, choices=SUPPORTED_GROUPS, default=32, help="of it (default 32)")
+    parser.add_argument("--group", type=int, choices=SUPPORTED_GROUPS, help="of it (default 32)")
     parser.add_argument("--table-group", type=int, choices=SUPPORTED_GROUPS, help="of it (default: --group)")
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
@@ -157,8 +164,10 @@ def plan(parser: argparse.ArgumentParser) -> Run:
         from flashnext.engine.plan_text import differences, explain, plan_table
         from flashnext.engine.sizes import weight_sizes
 
+        if args.bits is None and (args.group or args.table_group):
+            raise FlashnextError("--group and --table-group are of a conversion; give --bits too")
         model = describe(
-            args.model or BUNDLED, bits=args.bits, group=args.group, table_group=args.table_group
+            args.model or BUNDLED, bits=args.bits, group=args.group or 32, table_group=args.table_group
         )
         if args.explain:
             print(explain(model.config), end="\n\n")
@@ -188,7 +197,7 @@ def plan(parser: argparse.ArgumentParser) -> Run:
 
 
 def _cache_gib(text: str) -> float | None:
-    return None if text == "auto" else number(0, math.inf)(text)
+    return None if text == "auto" else number(0, MOST_GIB)(text)
 
 
 def replay(parser: argparse.ArgumentParser) -> Run:
@@ -198,6 +207,12 @@ def replay(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument(
         "--model", type=Path, help="checkpoint folder (default: the one it was answered with)"
     )
+    parser.add_argument(
+        "--load-limit",
+        type=gib,
+        metavar="GIB",
+        help=f"most that all of it takes (default: {LIMIT_PERCENT} %% of the memory)",
+    )
 
     def run(args: argparse.Namespace) -> None:
         from flashnext.engine.engine import Engine
@@ -206,7 +221,11 @@ def replay(parser: argparse.ArgumentParser) -> Run:
         record = Record.find(args.file, args.id)
         differ = 0
         with Engine(
-            args.model or record.checkpoint, dtype=record.dtype, context=record.context, parallel=1
+            args.model or record.checkpoint,
+            dtype=record.dtype,
+            context=record.context,
+            parallel=1,
+            load_limit_gib=args.load_limit,
         ) as engine:
             for i, (was, now) in enumerate(zip(record.token_shas, record.replay(engine), strict=True)):
                 differ += was != now

@@ -115,6 +115,7 @@ def test_plan_refuses_in_one_sentence_what_does_not_fit(
         (["convert", str(TINY), str(TINY)], "is not empty"),
         (["convert", str(TINY_6BIT), "nowhere/out"], "does not exist; make it first"),
         (["plan", "--model", "nowhere"], "flashnext: nowhere does not exist"),
+        (["plan", "--group", "64"], "--group and --table-group are of a conversion; give --bits too"),
         (["plan", "--context", "0"], "context is 0, but this model reaches from 1 to 32768"),
     ],
 )

@@ -494,7 +494,7 @@ def test_loading_tells_its_stages_and_refuses_by_name(tmp_path: Path) -> None:
         ({"round_rows": 65}, "round_rows is 65, expected 1 to 64"),
         ({"parallel": 33}, "parallel is 33, and a round has 32 rows"),
         ({"gap_ms": -1}, "gap_ms is -1, expected 0 or more"),
-        ({"load_limit_gib": 0}, "load_limit_gib is 0, expected GiB above 0"),
+        ({"load_limit_gib": 0}, r"load_limit_gib is 0, expected GiB from 0\.001 to 1,000,000"),
         ({"load_limit_gib": float("nan")}, "load_limit_gib is nan"),
     ]
     for arguments, message in wrong:

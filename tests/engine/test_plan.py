@@ -57,7 +57,9 @@ def advice_together(error: OutOfMemory) -> dict[str, Any]:
     found = re.search(r"one sequence \(--parallel 1\) and a context of (\d+) \(--context\)", str(error))
     assert found, error
     streamed = {"ngram_table": "streamed"} if "--ngram-table streamed" in str(error) else {}
-    return {"parallel": 1, "context": int(found[1]), "prefix_cache_gib": 0, **streamed}
+    limit = advice(error).get("load-limit")
+    higher = {"load_limit_gib": float(limit)} if limit else {}
+    return {"parallel": 1, "context": int(found[1]), "prefix_cache_gib": 0, **streamed, **higher}
 
 
 def test_the_arithmetic_of_the_published_model_is_the_published_one() -> None:
@@ -221,6 +223,35 @@ def test_where_no_change_alone_would_do_all_of_them_are_named() -> None:
         assert advice_together(caught.value) == together
 
 
+@pytest.mark.parametrize("limit_gib", [None, 95])
+@pytest.mark.parametrize(
+    "settings", [{"ngram_table": "resident"}, {"ngram_table": "auto", "parallel": 32, "context": 1_048_576}]
+)
+def test_a_higher_limit_is_named_with_the_rest_where_that_fits(
+    settings: dict[str, Any], limit_gib: float | None
+) -> None:
+    with pytest.raises(OutOfMemory, match="what would fit: one sequence") as caught:
+        plan(128, **settings, load_limit_gib=limit_gib)
+    assert "load-limit" in advice(caught.value)
+    made = plan(128, **(settings | advice_together(caught.value)))
+    assert (made.ngram_table, made.parallel) == ("streamed", 1)
+
+
+def test_a_limit_for_a_context_that_was_left_open_is_for_the_least_where_no_more_fits() -> None:
+    with pytest.raises(OutOfMemory) as caught:
+        plan(108, ngram_table="auto")
+    limit = float(advice(caught.value)["load-limit"])
+    assert plan(108, ngram_table="auto", load_limit_gib=limit).context >= 1024
+
+
+def test_a_table_that_cannot_be_streamed_is_told() -> None:
+    copied = replace(WEIGHTS[6], table_bytes=0)
+    settings, machine = PlanSettings(ngram_table="streamed"), Machine(1 << 40, 1 << 40)
+    (warning,) = make_plan(CONFIG, copied, settings, machine).warnings
+    assert warning.startswith("41.72 GiB of the n-gram table cannot be streamed")
+    assert make_plan(CONFIG, WEIGHTS[6], settings, machine).warnings == ()
+
+
 def test_the_table_is_streamed_where_it_does_not_fit_and_nobody_says_otherwise() -> None:
     rows: dict[str, Any] = {"round_rows": 16}
     resident, streamed = needed(parallel=1, **rows), needed(parallel=1, **rows, **STREAMED)
@@ -259,10 +290,10 @@ def test_whatever_is_asked_for_fits_or_is_refused_with_advice_that_does(seed: in
         try:
             made = plan(ram, bits, **settings)
         except OutOfMemory as error:
-            if "one sequence" in str(error):
+            if "fit: one sequence" in str(error):
                 plan(ram, bits, **(settings | advice_together(error)))
             for name, value in advice(error).items():
-                if "one sequence" not in str(error):
+                if "fit: one sequence" not in str(error):
                     plan(ram, bits, **(settings | changed(name, value)))
         else:
             assert made.total_bytes <= made.limit_bytes
@@ -271,7 +302,7 @@ def test_whatever_is_asked_for_fits_or_is_refused_with_advice_that_does(seed: in
 
 
 def test_a_model_that_fits_no_way_is_refused_with_the_machine_that_it_fits() -> None:
-    with pytest.raises(OutOfMemory, match="even the smallest plan takes") as caught:
+    with pytest.raises(OutOfMemory, match="even the smallest plan, one sequence and a context of") as caught:
         plan(64)
     found = re.search(r"a machine of (\d+) GiB", str(caught.value))
     assert found

@@ -205,7 +205,7 @@ def test_drafts_of_the_bundled_checkpoint_are_kept_on_its_tasks_as_often_as_the_
     engine = Engine(BUNDLED, "", "bfloat16", max_window=16)
     proposed = accepted = 0
     for i, case in enumerate(case for case in CASES if not case["id"].startswith("open")):
-        # A kept draft is followed by a round's own token, so every other token is a draft: odd ones, even ones.
+        # A kept draft is followed by a round's own token, so every other token is a draft: odd or even ones.
         session, drawn = begin(engine, np.array(case["prompt_ids"], np.int32), GREEDY, i % 2, 512)
         while len(drawn) < len(case["output_ids"]):
             drawn += engine.runner.round([session], [1])[0]

@@ -45,7 +45,7 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> list[Machine]:
     return [Machine(folder / "one", threads=1), Machine(folder / "two", threads=2, shuffle_seed=5)]
 
 
-@pytest.mark.timeout(24 * 3600 if SCENARIOS > 1000 else 600)
+@pytest.mark.timeout(max(600, 5 * SCENARIOS))
 def test_every_reply_is_what_it_is_alone(machines: list[Machine]) -> None:
     tally = Counter[str]()
 
@@ -53,6 +53,7 @@ def test_every_reply_is_what_it_is_alone(machines: list[Machine]) -> None:
     @settings(
         max_examples=SCENARIOS,
         deadline=None,
+        derandomize=False,  # each part of `.ci/full` has a seed of its own
         phases=[Phase.explicit, Phase.generate],
         database=None,
         print_blob=True,

@@ -202,8 +202,9 @@ def test_a_terminal_sees_the_stages_in_one_line() -> None:
     )
     os.close(end)
     assert process.stdout is not None
-    while not process.stdout.readline().startswith(b"ready"):
-        pass
+    printed = b""
+    while not (line := process.stdout.readline()).startswith(b"ready"):
+        printed += line
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=30)
     shown = os.read(screen, 65536).decode()
@@ -211,3 +212,4 @@ def test_a_terminal_sees_the_stages_in_one_line() -> None:
     assert process.returncode == 0
     assert "loading tiny-6bit" in shown
     assert "\r" in shown
+    assert printed.startswith(b"memory ")  # the plan, which is not of the spinner's line

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from flashnext.engine.engine import BUNDLED
+from flashnext.server.record import Record
 from support.serving import SERVE, server_process
 
 
@@ -33,12 +34,15 @@ def refused(*arguments: str | bytes) -> str:
 def test_a_folder_whose_name_is_not_utf8_is_served(tmp_path: Path) -> None:
     folder = tmp_path / os.fsdecode(b"m\xff")
     shutil.copytree(BUNDLED, folder)
-    with server_process(str(folder)) as server:
+    record = tmp_path / "record"
+    with server_process(str(folder), "--record", str(record)) as server:
         body = {"model": "flashnext", "temperature": 0, "max_tokens": 4, "prompt": "Count from 3 to"}
         reply = httpx.post(f"{server.url}/completions", json=body, timeout=60)
         assert (reply.status_code, reply.json()["usage"]["completion_tokens"]) == (200, 4)
         (name, _) = [model["id"] for model in httpx.get(f"{server.url}/models").json()["data"]]
         assert name.startswith("m")
+        request_id = reply.headers["x-request-id"]
+    assert Record.find(record, request_id).checkpoint == str(folder)
 
 
 # --- keys

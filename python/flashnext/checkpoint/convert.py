@@ -85,6 +85,7 @@ def convert(
         _check_target(target)
     except OSError as error:
         raise CheckpointError(f"{target} cannot be written: {error.strerror}") from None
+    _require_plain(checkpoint)
     quantization = converted(checkpoint.config, bits, group, table_group, f"{checkpoint.path}: ")
     steps = _plan_steps(checkpoint, quantization)
     plans = [plan for step in steps for plan in _output_plans(step)]
@@ -134,13 +135,16 @@ def _check_disk(target: Path, size: int) -> None:
         )
 
 
-def _plan_steps(checkpoint: Checkpoint, quantization: Quantization) -> list[Step]:
+def _require_plain(checkpoint: Checkpoint) -> None:
     if checkpoint.affine:
         module = next(iter(checkpoint.affine))
         raise CheckpointError(
             f"{checkpoint.path} is quantized already ({module} has {checkpoint.affine[module]}); convert the "
             "bf16 checkpoint"
         )
+
+
+def _plan_steps(checkpoint: Checkpoint, quantization: Quantization) -> list[Step]:
     steps = []
     for spec in model_specs(checkpoint.config):
         view = checkpoint.tensors.get(spec.name)

@@ -25,5 +25,8 @@ default in memory where that fits."""
 DRAFTS = 0
 """Most drafts of a sequence's round."""
 
+LEAST_GIB, MOST_GIB = 0.001, 1_000_000
+"""Of memory that a plan is made for, and of its limit."""
+
 LIMIT_PERCENT = 70
 """Of the memory of a machine that a plan takes at most where nobody says otherwise."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import math
 import os
 import queue
 import secrets
@@ -23,7 +22,7 @@ from flashnext import _core
 from flashnext.checkpoint import Checkpoint, open_checkpoint
 from flashnext.checkpoint.folder import find_file, open_folder
 from flashnext.engine.core import CoreOptions, Tokens
-from flashnext.engine.defaults import DRAFTS, GAP_MS, MAX_WINDOW, ROUND_ROWS
+from flashnext.engine.defaults import DRAFTS, GAP_MS, LEAST_GIB, MAX_WINDOW, MOST_GIB, ROUND_ROWS
 from flashnext.engine.errors import ContextExceeded, EngineClosed
 from flashnext.engine.events import Counts
 from flashnext.engine.inbox import Inbox, Item, Mailbox
@@ -462,8 +461,8 @@ def _plan(
 def _bytes(name: str, gib: float | None) -> int | None:
     if gib is None:
         return None
-    if not 0 < gib < math.inf:
-        raise InvalidArgument(f"{name} is {gib}, expected GiB above 0")
+    if not LEAST_GIB <= gib <= MOST_GIB:
+        raise InvalidArgument(f"{name} is {gib}, expected GiB from {LEAST_GIB} to {MOST_GIB:,}")
     return int(gib * GIB)
 
 

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 from flashnext.checkpoint.config import ModelConfig
 from flashnext.checkpoint.rope import check_context
+from flashnext.checkpoint.summary import TABLE
 from flashnext.engine.defaults import (
     LIMIT_PERCENT,
     MAX_PARALLEL,
@@ -239,6 +240,14 @@ class _Planner:
             sequences = _largest(1, most, lambda n: self._bytes(context, n, cache) <= limit)
         return self._sized(context, sequences, cache)
 
+    def _table_warning(self) -> Iterator[str]:
+        n_bytes = self._weights.parts.get(TABLE, 0)
+        if self._settings.ngram_table == "streamed" and n_bytes:
+            yield (
+                f"{size(n_bytes)} of the n-gram table cannot be streamed: they do not lie in their file as a "
+                "device reads them, and are copied into memory; convert the checkpoint again"
+            )
+
     def _sized(self, context: int, sequences: int, cache: int) -> MemoryPlan:
         c, s = self._config, self._settings
         options = ModelOptions(context, s.dtype, s.max_chunk, s.max_window)
@@ -258,7 +267,7 @@ class _Planner:
             margin_bytes=_PROCESS_BYTES + _TOKEN_BYTES * c.vocab_size,
             limit_bytes=self._limit,
             ram_bytes=self._machine.ram_bytes,
-            warnings=self._warnings,
+            warnings=(*self._warnings, *self._table_warning()),
         )
 
     def _bytes(self, context: int, sequences: int, cache: int) -> int:
@@ -298,17 +307,20 @@ class _Planner:
         least_context, streamed = min(context, LEAST_CONTEXT), ""
         if self._bytes(least_context, 1, 0) > self._limit and self._weights.table_bytes:
             self._weights = self._weights.streamed()
-            streamed = ", the n-gram table streamed (--ngram-table streamed)"
+            streamed = ", the n-gram table streamed"
         least = self._bytes(least_context, 1, 0)
-        if least <= self._limit:
+        if least <= self._most:
+            streamed += " (--ngram-table streamed)" if streamed else ""
             lower = self._largest_context(context, 1, 0) or least_context
             without = " without a prefix cache" if cache else ""
+            higher = f", a higher limit (--load-limit {_up(least)})" if least > self._limit else ""
             return (
                 f"what would fit: one sequence (--parallel 1) and a context of {lower} (--context){without}"
-                f"{streamed}"
+                f"{streamed}{higher}"
             )
         return (
-            f"even the smallest plan takes {size(least)}; try a checkpoint of fewer bits, or a machine of "
+            f"even the smallest plan, one sequence and a context of {least_context}{streamed}, takes "
+            f"{size(least)}; try a checkpoint of fewer bits, or a machine of "
             f"{math.ceil(least * 100 / LIMIT_PERCENT / GIB)} GiB"
         )
 
@@ -331,8 +343,10 @@ class _Planner:
         left = limit - self._bytes(lowered, sequences, 0)
         if cache and left >= 0:  # rounded so that what is printed does fit
             yield f"a smaller prefix cache (--prefix-cache {math.floor(left / GIB * 100) / 100:g})"
-        if (needed := self._bytes(context, sequences, cache)) <= self._most:
-            yield f"a higher limit (--load-limit {math.ceil(needed / GIB * 100) / 100:g})"
+        for wanted in (context, lowered):
+            if (needed := self._bytes(wanted, sequences, cache)) <= self._most:
+                yield f"a higher limit (--load-limit {_up(needed)})"
+                break
 
 
 def _limit(settings: PlanSettings, machine: Machine) -> tuple[int, int, tuple[str, ...]]:
@@ -355,6 +369,11 @@ def _limit(settings: PlanSettings, machine: Machine) -> tuple[int, int, tuple[st
             f"{LIMIT_PERCENT} % the system may slow down, or end this process"
         )
     return limit, most, tuple(warnings)
+
+
+def _up(n_bytes: int) -> str:
+    """Write GiB, rounded so that what is printed is enough."""
+    return f"{math.ceil(n_bytes / GIB * 100) / 100:g}"
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:

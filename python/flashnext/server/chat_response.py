@@ -8,7 +8,7 @@ from typing import Any
 
 from flashnext.engine.events import Event, Reply, Usage
 from flashnext.server.logprobs import ChatLogprobs
-from flashnext.server.usage import extras, usage_of
+from flashnext.server.usage import extras, told_reason, usage_of
 from flashnext.text.parser import ToolCall
 
 PIECE_CHARS = 4096
@@ -78,7 +78,7 @@ class ChatResponse:
             "index": index,
             "message": message,
             "logprobs": self.logprobs and self.logprobs.write(reply),
-            "finish_reason": _finish_reason(state, reply.finish_reason),
+            "finish_reason": told_reason(reply.finish_reason, state.n_calls),
             "flashnext": extras(reply, state.seed),
         }
         return {**choice, "token_ids": list(reply.token_ids)} if self.tell_ids else choice
@@ -117,7 +117,7 @@ class ChatResponse:
                 out[0]["choices"][0]["token_ids"] = list(event.token_ids)
         out += [self._chunk(index, {"tool_calls": [piece]}) for piece in pieces[1:]]
         if event.finish_reason is not None:
-            last = self._chunk(index, {}, _finish_reason(state, event.finish_reason))
+            last = self._chunk(index, {}, told_reason(event.finish_reason, state.n_calls))
             last["choices"][0]["flashnext"] = extras(event, state.seed)
             out.append(last)
         return out
@@ -174,10 +174,6 @@ def _pieces(call: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield {**call, "function": {**function, "arguments": text[:PIECE_CHARS]}}
     for at in range(PIECE_CHARS, len(text), PIECE_CHARS):
         yield {"function": {"arguments": text[at : at + PIECE_CHARS]}}
-
-
-def _finish_reason(state: _Choice, reason: str) -> str:
-    return "tool_calls" if state.n_calls and reason == "stop" else reason
 
 
 def _reasoning(text: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+from flashnext.engine.defaults import LEAST_GIB, MOST_GIB
 from flashnext.errors import InvalidArgument
 from flashnext.server.settings import MIB, Defaults, Settings
 from flashnext.text.jsontext import clean_text
@@ -160,8 +161,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def gib(text: str) -> float:
     """Read an amount of memory in GiB, above 0."""
     value = _float(text)
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected GiB above 0, found {text!r}")
+    if not LEAST_GIB <= value <= MOST_GIB:
+        raise argparse.ArgumentTypeError(f"expected GiB from {LEAST_GIB} to {MOST_GIB:,}, found {text!r}")
     return value
 
 

@@ -49,7 +49,7 @@ class Record:
         Raises:
             OSError: The file cannot be written.
         """
-        with path.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(dumps(asdict(self)) + "\n")
 
     @classmethod
@@ -60,7 +60,7 @@ class Record:
             InvalidArgument: The file cannot be read, or does not have it.
         """
         try:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8", errors="surrogateescape") as file:
                 for line in file:
                     if request_id in line:
                         record = cls(**loads(line))

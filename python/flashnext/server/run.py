@@ -63,7 +63,7 @@ class Connection(H11Protocol):
     """
 
     def __init__(self, *args: Any, patience_s: float, most: int, **kwargs: Any) -> None:
-        """Take what uvicorn gives a connection, how long a client may take nothing, and most connections."""
+        """Take what uvicorn gives a connection, how long a client may do nothing, and most connections."""
         super().__init__(*args, **kwargs)
         self._patience_s = patience_s
         self._most = most

@@ -22,7 +22,7 @@ from flashnext.server.fields import Unknown
 from flashnext.server.queue import Queue
 from flashnext.server.record import Record
 from flashnext.server.settings import Settings
-from flashnext.server.usage import extras
+from flashnext.server.usage import extras, told_reason
 from flashnext.version import VERSION
 
 _log = logging.getLogger("flashnext.server")
@@ -198,11 +198,11 @@ def _told(running: Running) -> dict[str, Any]:
 
 def _told_of(request: AsyncRequest, left: bool) -> dict[str, Any]:
     last = request.last or Event()
-    finish = "tool_calls" if request.n_calls and last.finish_reason == "stop" else last.finish_reason
+    finish = told_reason(last.finish_reason or "failed", request.n_calls)
     return {
         "prompt_tokens": len(request.prompt_ids),
         "reply_tokens": request.n_read,
-        "finish": "client left" if left else finish or "failed",
+        "finish": "client left" if left else finish,
         **extras(last, request.seed),
     }
 

@@ -43,8 +43,8 @@ class Settings:
         stall_s: An engine that is in one step for this long counts as wedged.
         drain_s: How long open replies may go on once the server is told to end.
         keepalive_s: A stream sends a comment whenever the client has seen nothing for this long.
-        patience_s: A client that sends nothing more of a body, or takes nothing of a response, for this long
-            is not waited for any more.
+        patience_s: A client that sends no request or not all of one, or takes nothing of a response, for this
+            long is not waited for any more.
         log_prompts: Log what requests say.
         record: File to which finished requests are appended, so that they can be replayed.
     """

@@ -35,6 +35,11 @@ def total(parts: Iterable[dict[str, Any]]) -> dict[str, Any]:
     return out
 
 
+def told_reason(reason: str, n_calls: int) -> str:
+    """Say why a reply ended, as responses and the log do: one that called tools ended with them."""
+    return "tool_calls" if n_calls and reason == "stop" else reason
+
+
 def extras(last: Event | Reply, seed: int) -> dict[str, Any]:
     """Write the object `flashnext` of a choice: its fingerprint, its seed, and how it was made.
 
