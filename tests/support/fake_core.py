@@ -1,11 +1,16 @@
-"""A core that plays replies from a script: pages, forks, rounds in flight, drafts, and failures on request.
+"""A core that plays replies from a script: pages, forks, snapshots, rounds in flight, drafts, and failures on
+request.
 
 It holds callers to the protocol of `flashnext.engine.core`: what a session has read must be what its reply
-is drawn from, a closed or failed session is not used, no reply is forked, nothing is begun behind the end.
+is drawn from, a closed or failed session is not used, no reply is forked, nothing is begun behind the end. A
+page has the tokens of its rows and a snapshot's block their hash, and both must be those of the tokens that a
+session is resumed with.
 """
 
 from __future__ import annotations
 
+import hashlib
+import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,11 +18,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flashnext.engine.core import ChunkPart, ReplyOptions
-from flashnext.errors import OutOfPages
+from flashnext.engine.core import Bytes, ChunkPart, ReplyOptions, Snapshot, Tokens
+from flashnext.errors import InvalidArgument, OutOfMemory, OutOfPages
 
 PAGE = 8
 WINDOW = 4
+BLOCK_BYTES = 32
+
+
+def block_of(rows: Sequence[int]) -> bytes:
+    """The recurrent block behind these tokens: their hash."""
+    return hashlib.sha256(np.array(rows, np.int32).tobytes()).digest()
 
 
 @dataclass
@@ -44,6 +55,48 @@ class FakeLanded:
     error: Exception | None = None
     short: bool = False
     scores: list[FakeDrawn] = field(default_factory=list)
+    snapshots: list[FakeSnapshot | None] = field(default_factory=list)
+
+
+@dataclass(eq=False)
+class FakePage:
+    """A page that somebody holds.
+
+    Attributes:
+        rows: The token of each row.
+        writer: The one session that may write it.
+        sessions, snapshots: How many of them hold it.
+    """
+
+    id: int
+    writer: FakeSession | None
+    rows: list[int] = field(default_factory=lambda: [0] * PAGE)
+    sessions: int = 0
+    snapshots: int = 0
+
+
+class FakeSnapshot:
+    """See `flashnext.engine.core.Snapshot`."""
+
+    def __init__(self, core: FakeCore, n: int, block: bytes, pages: Sequence[FakePage]) -> None:
+        self.core, self.n, self.block, self.pages = core, n, block, list(pages)
+        for page in pages:
+            page.snapshots += 1
+        core.open_snapshots.append(self)
+        self.closed = False
+
+    @property
+    def page_ids(self) -> tuple[int, ...]:
+        return tuple(page.id for page in self.pages)
+
+    def close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.core.open_snapshots.remove(self)
+            for page in self.pages:
+                page.snapshots -= 1
+                self.core.give_back(page)
+            self.pages = []
 
 
 class FakeSession:
@@ -52,7 +105,7 @@ class FakeSession:
     def __init__(self, core: FakeCore) -> None:
         self.core = core
         self.rows: list[int] = []
-        self.pages: list[list[int]] = []  # each a count of its holders
+        self.pages: list[FakePage] = []
         self.options: ReplyOptions | None = None
         self.script: list[int] = []
         self.reply: list[int] = []
@@ -73,9 +126,22 @@ class FakeSession:
         """Free the pages, once nothing in flight writes them."""
         if self.closed and not self.in_flight:
             for page in self.pages:
-                page[0] -= 1
-                self.core.n_taken -= page[0] == 0
+                page.sessions -= 1
+                self.core.give_back(page)
             self.pages = []
+
+    def hold(self, page: FakePage) -> None:
+        """Add a page to the table."""
+        page.sessions += 1
+        self.pages.append(page)
+
+    def write(self, tokens: Sequence[int]) -> None:
+        """Commit rows; their pages are this session's to write."""
+        for token in tokens:
+            page = self.pages[len(self.rows) // PAGE]
+            assert page.writer is self, "a row in a page of somebody else's"
+            page.rows[len(self.rows) % PAGE] = token
+            self.rows.append(token)
 
     def reserve(self, n_positions: int) -> bool:
         """Take the pages of n positions, or none."""
@@ -83,8 +149,7 @@ class FakeSession:
         if more > self.core.free_pages():
             return False
         for _ in range(more):
-            self.pages.append([1])
-            self.core.n_taken += 1
+            self.hold(self.core.take_page(self))
         return True
 
     def draw(self) -> int:
@@ -112,11 +177,15 @@ class FakeCore:
         rounds: How many sequences each had.
         most_idle: How often there is use for a moment in which there is nothing to do.
         resumed: The known tokens of each reply that was begun with some.
+        most_blocks: Snapshots that there is memory for.
+        resumes: The length of each session that was resumed from a snapshot.
     """
 
     max_sequences = 64
     least_shared = 0
     prompt_equals_window = True
+    block_bytes = BLOCK_BYTES
+    page_bytes = 4 * PAGE
     accepted = 0
     in_flight = 1
     most_idle = 0
@@ -135,11 +204,15 @@ class FakeCore:
         self.fault: Callable[[FakeSession], Exception | None] = lambda session: None
         self.slips: dict[int, int] = {}
         self.open_sessions: list[FakeSession] = []
+        self.open_snapshots: list[FakeSnapshot] = []
+        self.most_blocks = 10**6
+        self.resumes: list[int] = []
         self.chunks: list[list[int]] = []
         self.passes: list[list[list[int]]] = []
         self.rounds: list[int] = []
         self.resumed: list[tuple[int, ...]] = []
         self.n_taken = self.n_forks = self.n_shorts = self.n_idle = 0
+        self._free_ids = list(range(n_pages))  # a heap
         self._going: list[FakeSession] = []  # those that were started and have not come short
         self._started: set[FakeSession] = set()
         self._queue: deque[list[FakeLanded]] = deque()  # rounds in flight
@@ -150,6 +223,26 @@ class FakeCore:
 
     def pages(self, n_positions: int) -> int:
         return -(-min(n_positions + 2 * WINDOW, self.context) // PAGE)
+
+    def snapshot_pages(self) -> int:
+        held = {page for snapshot in self.open_snapshots for page in snapshot.pages}
+        return sum(not page.sessions for page in held)
+
+    def snapshot_bytes(self) -> int:
+        return len(self.open_snapshots) * BLOCK_BYTES
+
+    def take_page(self, writer: FakeSession | None) -> FakePage:
+        """Take a page that is free; whoever takes it holds it."""
+        if not self.free_pages():
+            raise OutOfPages("no page is free")
+        self.n_taken += 1
+        return FakePage(heapq.heappop(self._free_ids), writer)
+
+    def give_back(self, page: FakePage) -> None:
+        """Free a page that nobody holds any more."""
+        if not page.sessions and not page.snapshots:
+            self.n_taken -= 1
+            heapq.heappush(self._free_ids, page.id)
 
     def open(self) -> FakeSession:
         self.before("open", None)
@@ -165,15 +258,83 @@ class FakeCore:
         n, copied = divmod(len(session.rows), PAGE)
         if copied and not self.free_pages():
             raise OutOfPages("no page is free")
-        other = FakeSession(self)
-        self.open_sessions.append(other)
-        other.rows = list(session.rows)
-        for page in session.pages[:n]:
-            page[0] += 1
-            other.pages.append(page)
-        assert other.reserve(len(other.rows))
         self.n_forks += 1
-        return other
+        return self._session_of(session.rows, session.pages[:n])
+
+    def snapshot(self, session: Any) -> FakeSnapshot:
+        assert isinstance(session, FakeSession)
+        self._check_usable(session)
+        assert session.rows and not session.in_flight and not self._going
+        self.before("snapshot", session.rows)
+        made = self._tap(session, len(session.rows))
+        if made is None:
+            raise OutOfMemory("no memory for a snapshot")
+        return made
+
+    def resume(self, snapshot: Snapshot, tokens: Tokens) -> FakeSession:
+        assert isinstance(snapshot, FakeSnapshot) and not snapshot.closed
+        rows = tokens.tolist()
+        assert tokens.dtype == np.int32 and len(rows) == snapshot.n
+        assert block_of(rows) == snapshot.block, "resumed with other tokens than it was made of"
+        for at, token in enumerate(rows):
+            assert snapshot.pages[at // PAGE].rows[at % PAGE] == token, "a page of other rows"
+        self.before("resume", rows)
+        if not self.free_pages():
+            raise OutOfPages("no page is free")
+        self.resumes.append(snapshot.n)
+        return self._session_of(rows, snapshot.pages[: (snapshot.n - 1) // PAGE])
+
+    def read_block(self, snapshot: Snapshot) -> Bytes:
+        assert isinstance(snapshot, FakeSnapshot)
+        self._check_open(snapshot)
+        return np.frombuffer(snapshot.block, np.uint8).copy()
+
+    def read_page(self, snapshot: Snapshot, index: int) -> Bytes:
+        assert isinstance(snapshot, FakeSnapshot)
+        self._check_open(snapshot)
+        rows = np.array(snapshot.pages[index].rows, np.int32)
+        rows[max(0, snapshot.n - index * PAGE) :] = 0
+        return rows.view(np.uint8)
+
+    def restore(self, n: int, block: Bytes, pages: Sequence[Bytes | tuple[Snapshot, int]]) -> FakeSnapshot:
+        if n < 1 or block.nbytes != BLOCK_BYTES or len(pages) != -(-n // PAGE):
+            raise InvalidArgument("restore: sizes do not fit")
+        self.before("restore", n)
+        if len(self.open_snapshots) >= self.most_blocks:
+            raise OutOfMemory("no memory for a snapshot")
+        if sum(not isinstance(page, tuple) for page in pages) > self.free_pages():
+            raise OutOfPages("no page is free")
+        held = []
+        for page in pages:
+            if isinstance(page, tuple):
+                other, index = page
+                assert isinstance(other, FakeSnapshot)
+                self._check_open(other)
+                held.append(other.pages[index])
+            else:
+                assert page.nbytes == self.page_bytes
+                held.append(self.take_page(None))
+                held[-1].rows = page.view(np.int32).tolist()
+        return FakeSnapshot(self, n, block.tobytes(), held)
+
+    def identity(self) -> str:
+        return "0" * 64
+
+    def _session_of(self, rows: Sequence[int], shared: Sequence[FakePage]) -> FakeSession:
+        """A session that has read these rows; it shares the pages of the first and copies the rest."""
+        session = FakeSession(self)
+        self.open_sessions.append(session)
+        for page in shared:
+            session.hold(page)
+        session.rows = list(rows[: len(shared) * PAGE])
+        assert session.reserve(len(rows))
+        session.write(rows[len(session.rows) :])
+        return session
+
+    def _tap(self, session: FakeSession, n: int) -> FakeSnapshot | None:
+        if len(self.open_snapshots) >= self.most_blocks:
+            return None
+        return FakeSnapshot(self, n, block_of(session.rows[:n]), session.pages[: -(-n // PAGE)])
 
     def begin(self, session: Any, options: ReplyOptions) -> None:
         self._check_usable(session)
@@ -246,11 +407,15 @@ class FakeCore:
             self.n_shorts += 1
             return FakeLanded(session, short=True)
         self.chunks.append(tokens)
-        session.rows += tokens
+        start = len(session.rows)
+        session.write(tokens)
+        marks = part.marks
+        assert list(marks) == sorted(set(marks)) and all(1 <= mark <= len(tokens) for mark in marks)
+        snapshots = [self._tap(session, start + mark) for mark in marks]
         scores = [FakeDrawn(token) for token in part.scored.tolist()]
         assert len(scores) <= len(tokens) and (not scores or session.options is not None)
         if not part.last:
-            return FakeLanded(session, scores=scores)
+            return FakeLanded(session, scores=scores, snapshots=snapshots)
         options = session.options
         assert options is not None
         # All of the reply that is read like a prompt: what was drawn, where that gives the same, and thoughts
@@ -259,7 +424,8 @@ class FakeCore:
         assert known == list(options.known[: len(known)]), "not what the reply was"
         session.reply = known
         session.script = self.script(session.rows[: options.n_prompt])
-        return FakeLanded(session, [FakeDrawn(session.draw())], session.ended, scores=scores)
+        drawn = [FakeDrawn(session.draw())]
+        return FakeLanded(session, drawn, session.ended, scores=scores, snapshots=snapshots)
 
     def _begin_round(self, sessions: Sequence[FakeSession]) -> bool:
         """Begin a round over those that can take part; whether there is one."""
@@ -296,7 +462,7 @@ class FakeCore:
         accepted = len(known[: WINDOW - 1]) if known else min(n_drafts, self.accepted)
         drawn: list[FakeDrawn] = []
         while len(drawn) <= accepted and not session.ended:
-            session.rows.append(session.reply[-1])
+            session.write(session.reply[-1:])
             drawn.append(FakeDrawn(session.draw()))
         proposed = 0 if known else n_drafts
         return FakeLanded(session, drawn, session.ended, proposed, 0 if known else len(drawn) - 1)
@@ -328,6 +494,10 @@ class FakeCore:
                 session.broken = True
             self._going, self._started = [], set()
             raise
+
+    def _check_open(self, snapshot: FakeSnapshot) -> None:
+        if snapshot.closed:
+            raise InvalidArgument("snapshot: used after close")
 
     def _check_usable(self, session: FakeSession) -> None:
         assert not session.closed, "used after close"

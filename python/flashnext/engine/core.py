@@ -13,6 +13,7 @@ from flashnext import _core
 from flashnext.engine.defaults import ROUND_ROWS
 
 Tokens = npt.NDArray[np.int32]
+Bytes = npt.NDArray[np.uint8]
 
 
 class Session(Protocol):
@@ -24,6 +25,25 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Give it back; idempotent. Rounds in flight are dropped, and its pages come free after them."""
+
+
+class Snapshot(Protocol):
+    """Where a sequence stood behind n tokens: a copy of its recurrent block, and its pages, by reference.
+
+    The pages hold the main layers' rows below n and the draft head's below n - 1; the block holds the streams
+    of row n - 1, which the head reads again when the next token is known. Compared and hashed by identity.
+    """
+
+    @property
+    def n(self) -> int:
+        """Positions it covers, 1 or more."""
+
+    @property
+    def page_ids(self) -> tuple[int, ...]:
+        """Its pages by position; an id names one page of the pool while somebody holds it."""
+
+    def close(self) -> None:
+        """Give block and references back; idempotent, from any thread."""
 
 
 class Drawn(Protocol):
@@ -48,6 +68,8 @@ class Landed(Protocol):
     Attributes:
         tokens: Drawn, in the order of the reply.
         scores: Of the chunk's scored tokens, in their order.
+        snapshots: Of the chunk's marks, in their order; None where there was no memory for one. Empty where
+            the chunk failed or came short.
         ended: The device saw a stop id, the end of the reply or NaN: no more rounds for this session.
         proposed: Drafts that were verified.
         accepted: Those of them that were kept.
@@ -62,6 +84,8 @@ class Landed(Protocol):
     def tokens(self) -> Sequence[Drawn]: ...  # noqa: D102
     @property
     def scores(self) -> Sequence[Drawn]: ...  # noqa: D102
+    @property
+    def snapshots(self) -> Sequence[Snapshot | None]: ...  # noqa: D102
     @property
     def ended(self) -> bool: ...  # noqa: D102
     @property
@@ -83,12 +107,15 @@ class ChunkPart:
         last: Whether the prompt ends with them, so that a token is drawn behind them.
         scored: (m,) int32, m <= n: the tokens behind the first of them, where their log-probabilities are
             wanted; `Core.begin` has been called then.
+        marks: Numbers of its first tokens behind which a snapshot is taken, ascending, 1 to n. The chunk is
+            not cut for them, and its bits stay the same.
     """
 
     session: Session
     tokens: Tokens = field(repr=False)
     last: bool
     scored: Tokens = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
+    marks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -146,6 +173,8 @@ class Core(Protocol):
         n_pages: Pages of the pool.
         least_shared: Tokens that two prompts share at least for a fork to pay; 0 where there are no forks.
         prompt_equals_window: Whether prompt passes and rounds give the same bits.
+        block_bytes: What the block of one snapshot takes.
+        page_bytes: What one page takes.
     """
 
     max_chunk: int
@@ -153,9 +182,17 @@ class Core(Protocol):
     n_pages: int
     least_shared: int
     prompt_equals_window: bool
+    block_bytes: int
+    page_bytes: int
 
     def free_pages(self) -> int:
         """Count the pages that nobody has; may be called while rounds run."""
+
+    def snapshot_pages(self) -> int:
+        """Count the pages that snapshots have and no session; from any thread."""
+
+    def snapshot_bytes(self) -> int:
+        """Sum the blocks of all snapshots, pages not included; from any thread."""
 
     def pages(self, n_positions: int) -> int:
         """Count the pages of n positions and two windows ahead of them, within the context."""
@@ -167,6 +204,55 @@ class Core(Protocol):
         """Make a session with the same committed prompt rows; the other has no reply yet.
 
         Full pages are shared; the last one and the recurrent block are copied. Raises OutOfPages.
+        """
+
+    def snapshot(self, session: Session) -> Snapshot:
+        """Take a snapshot of a session that has read something and has nothing in flight; settles it first.
+
+        Rows that rounds made are like those of a prompt where `prompt_equals_window` says so. Raises
+        OutOfMemory, and InvalidArgument where the draft head could not follow (a reply that ended by NaN).
+        """
+
+    def resume(self, snapshot: Snapshot, tokens: Tokens) -> Session:
+        """Make a session that stands where the snapshot was taken; the snapshot stays.
+
+        Shares all pages but the one with row n - 1, which is copied. Raises OutOfPages or OutOfMemory with
+        nothing changed.
+
+        Args:
+            snapshot: Where from; as often as wanted.
+            tokens: (n,) int32, the ids that it was made of.
+        """
+
+    def read_block(self, snapshot: Snapshot) -> Bytes:
+        """Copy the recurrent block, (block_bytes,) uint8; from any thread, beside rounds.
+
+        Equal states give equal bytes, of blocks and of pages. Raises InvalidArgument for a closed snapshot.
+        """
+
+    def read_page(self, snapshot: Snapshot, index: int) -> Bytes:
+        """Copy the page of that index, (page_bytes,) uint8; from any thread, beside rounds.
+
+        Rows that the snapshot does not cover are zero. Raises InvalidArgument for a closed snapshot.
+        """
+
+    def restore(self, n: int, block: Bytes, pages: Sequence[Bytes | tuple[Snapshot, int]]) -> Snapshot:
+        """Make a snapshot of what `read_block` and `read_page` gave under the same `identity`.
+
+        Raises OutOfPages or OutOfMemory with nothing changed, and InvalidArgument where sizes do not fit.
+
+        Args:
+            n: Positions it covers.
+            block: (block_bytes,) uint8.
+            pages: By position, as many as n positions have: (page_bytes,) uint8, or the page of that index
+                of another snapshot, which is then shared.
+        """
+
+    def identity(self) -> str:
+        """Hash what the bits of a state depend on, the checkpoint aside: 64 hexadecimal digits.
+
+        Numeric options, element type, kernel sources and compiler, device and instruction path, layouts of
+        block and page.
         """
 
     def begin(self, session: Session, options: ReplyOptions) -> None:

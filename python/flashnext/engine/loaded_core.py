@@ -9,7 +9,16 @@ import numpy as np
 
 from flashnext import _core
 from flashnext.checkpoint.config import PAGE_TOKENS
-from flashnext.engine.core import ChunkPart, CoreOptions, Landed, ReplyOptions, Session
+from flashnext.engine.core import (
+    Bytes,
+    ChunkPart,
+    CoreOptions,
+    Landed,
+    ReplyOptions,
+    Session,
+    Snapshot,
+    Tokens,
+)
 from flashnext.engine.defaults import MAX_WINDOW
 from flashnext.engine.load import Loaded
 from flashnext.engine.sizes import n_pages
@@ -43,6 +52,8 @@ class LoadedCore:
         self.max_sequences = self.driver.max_sequences
         self.n_pages = loaded.pool.total
         self.prompt_equals_window = loaded.device.limits.prompt_equals_window
+        self.block_bytes = loaded.model.snapshot_bytes
+        self.page_bytes = loaded.pool.page_bytes
 
     def free_pages(self) -> int:
         """Count the free pages."""
@@ -59,6 +70,38 @@ class LoadedCore:
     def fork(self, session: Session) -> Session:
         """Make a session with the same committed prompt rows."""
         return cast(_core.Session, session).fork()
+
+    def snapshot_pages(self) -> int:
+        """Count the pages that only snapshots have."""
+        raise NotImplementedError
+
+    def snapshot_bytes(self) -> int:
+        """Sum the blocks of all snapshots."""
+        raise NotImplementedError
+
+    def snapshot(self, session: Session) -> Snapshot:
+        """Take a snapshot."""
+        raise NotImplementedError
+
+    def resume(self, snapshot: Snapshot, tokens: Tokens) -> Session:
+        """Make a session of a snapshot."""
+        raise NotImplementedError
+
+    def read_block(self, snapshot: Snapshot) -> Bytes:
+        """Copy a snapshot's block."""
+        raise NotImplementedError
+
+    def read_page(self, snapshot: Snapshot, index: int) -> Bytes:
+        """Copy a snapshot's page."""
+        raise NotImplementedError
+
+    def restore(self, n: int, block: Bytes, pages: Sequence[Bytes | tuple[Snapshot, int]]) -> Snapshot:
+        """Make a snapshot of bytes."""
+        raise NotImplementedError
+
+    def identity(self) -> str:
+        """Hash what the bits of a state depend on."""
+        raise NotImplementedError
 
     def begin(self, session: Session, options: ReplyOptions) -> None:
         """Begin a reply."""
