@@ -34,12 +34,21 @@ struct Sequence {
   uint64_t state;       // address of the recurrent block
   uint64_t kept;        // address of the inputs its window before left unsettled
   uint64_t unsettled;   // address where this window leaves its inputs
+  uint64_t marks;       // address of Mark[n_marks], by ascending n_rows
   int32_t first_row;    // its rows are first_row .. first_row + n_rows - 1 of the pass
   int32_t n_rows;       // 0: settle only
   int32_t n_kept;       // rows in `kept` to settle first
   int32_t start;        // position of its first row
   int32_t is_window;    // 1: leave inputs unsettled; 0: a prompt chunk, settle at once
-  int32_t pad[3];
+  int32_t n_marks;      // of a prompt chunk; a window has none
+};
+
+// A place in a prompt chunk behind which kernels that settle a state also write it to a block of its own, in
+// passing: what the chunk reads, leaves and carries on is the same with and without.
+struct Mark {
+  uint64_t state;  // address of that block, laid out like the sequence's own
+  int32_t n_rows;  // behind so many of the sequence's rows, 1 to all of them
+  int32_t pad;
 };
 
 // One row of a pass.
@@ -140,7 +149,7 @@ struct HcMixParams {
 
 // ngram_ids: 0 counts in, 1 sequences in, 2 rows in, 3 multipliers in int64[ngram], 4 sizes in int64[H], 5
 // offsets in int64[H], 6 ids out uint32[R, H], H = (ngram - 1) * heads_per_ngram. Grid (sequences). Settles
-// the token tail.
+// the token tail, also at marks.
 struct NgramIdsParams {
   uint32_t ngram, heads_per_ngram;
   int32_t segment_token;
@@ -164,15 +173,16 @@ struct PleGateParams {
 };
 
 // ple_conv_T: 0 counts in, 1 sequences in, 2 normed in T[R, W], 3 gated in T[R, W], 4 taps in float[n_taps,
-// W], 5 streams io T[R, W]. Grid (sequences, ceil(W / tile)). Settles its tail: T[(n_taps - 1) * dilation,
-// W], oldest first.
+// W], 5 streams io T[R, W]. Grid (sequences, ceil(W / tile)). Settles its tail, also at marks: T[(n_taps -
+// 1) * dilation, W], oldest first.
 struct PleConvParams {
   uint32_t width, n_taps, dilation;
   uint32_t state_offset, unsettled_offset;  // unsettled: T[rows, W]
 };
 
 // delta_conv_T: 0 counts in, 1 sequences in, 2 x in T[R, C], 3 taps in float[n_taps, C], 4 out T[R, C] =
-// silu(conv). Grid (sequences, ceil(C / tile)). Settles its tail: T[n_taps - 1, C], oldest first.
+// silu(conv). Grid (sequences, ceil(C / tile)). Settles its tail, also at marks: T[n_taps - 1, C], oldest
+// first.
 struct DeltaConvParams {
   uint32_t channels, n_taps;
   uint32_t state_offset, unsettled_offset;  // unsettled: T[rows, C]
@@ -187,7 +197,7 @@ struct DeltaPrepParams {
 
 // delta_rule_T: 0 counts in, 1 sequences in, 2 q, 3 k in float[R, Hk*Dk], 4 conv in T[R, ...] (v is its last
 // Hv*Dv columns), 5 beta, 6 decay in float[R, Hv], 7 z in T[R, Hv*Dv], 8 norm in float[Dv], 9 out T[R,
-// Hv*Dv]. Grid (sequences, Hv). Settles M: float[Hv, Dk, Dv].
+// Hv*Dv]. Grid (sequences, Hv). Settles M, also at marks: float[Hv, Dk, Dv].
 struct DeltaRuleParams {
   uint32_t k_heads, v_heads, k_dim, v_dim;
   uint32_t gate_silu;  // 0: sigmoid(z), 1: silu(z)

@@ -7,6 +7,7 @@
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@
 #include "rounds/runner.h"
 #include "session/page_pool.h"
 #include "session/session.h"
+#include "session/snapshot.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -26,6 +28,7 @@ namespace {
 
 using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using View = std::tuple<int, uint64_t, std::string, std::vector<int64_t>, uint64_t>;
 
 template <class T>
@@ -139,6 +142,22 @@ std::shared_ptr<Model> make_model(const DeviceRef& device, const nb::dict& confi
 
 std::span<const int32_t> span_of(const Tokens& t) { return {t.data(), t.size()}; }
 
+std::span<const std::byte> bytes_of(const Bytes& b) {
+  return {reinterpret_cast<const std::byte*>(b.data()), b.size()};
+}
+
+// An array that `fill` writes without the interpreter's lock.
+template <class Fill>
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bytes_from(size_t size_bytes, Fill fill) {
+  auto data = std::make_unique_for_overwrite<uint8_t[]>(size_bytes);
+  {
+    const nb::gil_scoped_release release;
+    fill(std::span(reinterpret_cast<std::byte*>(data.get()), size_bytes));
+  }
+  const nb::capsule owner(data.get(), [](void* p) noexcept { delete[] static_cast<uint8_t*>(p); });
+  return {data.release(), {size_bytes}, owner};
+}
+
 nb::list forward(Runner& runner, const Model& model,
                  const std::vector<std::tuple<Session*, Tokens, bool>>& parts) {
   std::vector<Part> list;
@@ -198,7 +217,9 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("page_bytes", [](const Model& x) { return x.page_layout().size_bytes; })
       .def_prop_ro(
           "snapshot_bytes", [](const Model& x) { return x.state_layout().block_bytes; },
-          "Of a session's recurrent block.");
+          "Of a session's recurrent block.")
+      .def_prop_ro("identity", &Model::identity,
+                   "What the bits of a state and where they lie depend on, the checkpoint aside, in words.");
   m.def("load_model", &make_model, "device"_a, "config"_a, "files"_a, "tensors"_a, "zero_centred"_a,
         "dtype"_a, "inv_freq"_a, "attention_factor"_a, "context"_a, "max_chunk"_a = 512, "max_window"_a = 16,
         "max_round"_a = 64, "max_sequences"_a = 64, "streamed_table"_a = false,
@@ -216,7 +237,50 @@ void bind_sessions(nb::module_& m) {
       .def_prop_ro("free", &PagePool::n_free)
       .def_prop_ro("total", &PagePool::n_pages)
       .def_prop_ro("page_bytes", &PagePool::page_bytes)
-      .def_prop_ro("allocated_bytes", &PagePool::allocated_bytes);
+      .def_prop_ro("allocated_bytes", &PagePool::allocated_bytes)
+      .def_prop_ro("of_snapshots", &PagePool::n_of_snapshots, "Pages that snapshots have and no session.")
+      .def_prop_ro("block_bytes", &PagePool::block_bytes, "What the recurrent blocks of snapshots take.");
+
+  nb::class_<Snapshot>(m, "Snapshot", "Where a session stood behind n tokens; others go on from there.")
+      .def_static(
+          "restore",
+          [](const std::shared_ptr<Model>& model, const std::shared_ptr<PagePool>& pool, int n,
+             const Bytes& block, const std::vector<std::variant<Bytes, std::pair<SnapshotRef, int>>>& pages) {
+            std::vector<Snapshot::PageSource> sources;
+            for (const auto& page : pages) {
+              if (const auto* bytes = std::get_if<Bytes>(&page)) {
+                sources.emplace_back(bytes_of(*bytes));
+              } else {
+                const auto& [snapshot, index] = std::get<std::pair<SnapshotRef, int>>(page);
+                if (!snapshot) throw InvalidArgument("snapshot: a page of None");
+                sources.emplace_back(std::pair<const Snapshot*, int>(snapshot.get(), index));
+              }
+            }
+            const nb::gil_scoped_release release;
+            return Snapshot::restore(model, pool, n, bytes_of(block), sources);
+          },
+          "model"_a, "pool"_a, "n"_a, "block"_a, "pages"_a,
+          "A snapshot of what read_block and read_page gave; each page as bytes, or as (snapshot, index).")
+      .def_prop_ro("n", &Snapshot::n, "Positions that it covers.")
+      .def_prop_ro(
+          "page_ids", [](const Snapshot& s) { return nb::tuple(nb::cast(s.page_ids())); },
+          nb::sig("def page_ids(self) -> tuple[int, ...]"), "Of its pages, by position; none after close().")
+      .def(
+          "read_block",
+          [](const Snapshot& s) {
+            return bytes_from(s.held()->block->size_bytes(),
+                              [&](std::span<std::byte> out) { s.read_block(out); });
+          },
+          "A copy of the recurrent block.")
+      .def(
+          "read_page",
+          [](const Snapshot& s, int index) {
+            return bytes_from(s.held()->pool->page_bytes(),
+                              [&](std::span<std::byte> out) { s.read_page(index, out); });
+          },
+          "index"_a, "A copy of a page; what the snapshot does not cover is zero.")
+      .def("close", &Snapshot::close, nb::call_guard<nb::gil_scoped_release>(),
+           "Give block and pages back; idempotent, from any thread.");
 
   nb::class_<Session>(m, "Session", "What one sequence owns on the device.")
       .def(nb::new_([](const std::shared_ptr<Model>& model, std::shared_ptr<PagePool> pool) {
@@ -231,6 +295,14 @@ void bind_sessions(nb::module_& m) {
       .def("fork", &Session::fork, nb::call_guard<nb::gil_scoped_release>(),
            "A session with the same committed positions, which shares all pages but the last; between prompt "
            "passes only.")
+      .def_static(
+          "resume",
+          [](const Snapshot& snapshot, const Tokens& tokens) {
+            const nb::gil_scoped_release release;
+            return Session::resume(snapshot, span_of(tokens));
+          },
+          "snapshot"_a, "tokens"_a,
+          "A session that stands where the snapshot was taken, of the tokens that it was made of.")
       .def("close", &Session::close, nb::call_guard<nb::gil_scoped_release>(),
            "Give pages and memory back; idempotent.");
 
@@ -302,6 +374,13 @@ void bind_runner(nb::module_& m) {
             return std::pair(c.proposed, c.accepted);
           },
           "session"_a, "Drafts of the reply so far: (verified, kept).")
+      .def(
+          "snapshot",
+          [](BoundRunner& r, Session& session) {
+            const nb::gil_scoped_release release;
+            return r.runner.snapshot(session);
+          },
+          "session"_a, "Settle, then take a snapshot of where the session stands.")
       .def(
           "settle",
           [](BoundRunner& r, Session& session) {

@@ -19,7 +19,8 @@ namespace flashnext {
 namespace {
 
 using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Chunk = std::tuple<SessionRef, Tokens, bool, Tokens>;  // session, tokens, last, scored
+// session, tokens, last, scored, marks
+using Chunk = std::tuple<SessionRef, Tokens, bool, Tokens, std::vector<int32_t>>;
 
 }  // namespace
 
@@ -29,6 +30,9 @@ void bind_driver(nb::module_& m) {
       .def_ro("session", &LandedPart::session)
       .def_ro("tokens", &LandedPart::tokens, "Drawn, in the order of the reply.")
       .def_ro("scores", &LandedPart::scores, "Of the chunk's scored tokens, in their order.")
+      .def_ro("snapshots", &LandedPart::snapshots,
+              "Of the chunk's marks, in their order; None where there was no memory for one.",
+              nb::for_getter(nb::sig("def snapshots(self, /) -> list[Snapshot | None]")))
       .def_ro("ended", &LandedPart::ended, "A stop id, the end or NaN was seen: it has no rounds any more.")
       .def_ro("proposed", &LandedPart::proposed, "Drafts that were verified.")
       .def_ro("accepted", &LandedPart::accepted, "Those of them that were kept.")
@@ -82,15 +86,18 @@ void bind_driver(nb::module_& m) {
             const auto ids = [](const Tokens& t) {
               return std::vector<int32_t>(t.data(), t.data() + t.size());
             };
-            for (const auto& [session, tokens, last, scored] : chunks) {
-              parts.push_back({session, ids(tokens), last, ids(scored)});
+            for (const auto& [session, tokens, last, scored, marks] : chunks) {
+              parts.push_back({session, ids(tokens), last, ids(scored), {}, marks});
             }
             const nb::gil_scoped_release release;
             return d.step(std::move(parts), sessions);
           },
           "chunks"_a, "sessions"_a,
-          "Stop, then read [(session, tokens, last, scored), ...] and run one round of the sessions. scored: "
-          "tokens behind the first of them whose log-probabilities are wanted; begin() comes first then.")
+          "Stop, then read [(session, tokens, last, scored, marks), ...] and run one round of the sessions. "
+          "scored: tokens behind the first of them whose log-probabilities are wanted; begin() comes first "
+          "then. marks: numbers of tokens behind which snapshots are taken, ascending.")
+      .def("snapshot", &Driver::snapshot, "session"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Settle a session that has nothing in flight, and take a snapshot of where it stands.")
       // With the interpreter's lock: whoever is woken would take it from a caller that has more to do.
       .def("wake", &Driver::wake, "Let take() return soon; from any thread.")
       .def("time_a_price", &Driver::time_a_price, "pool"_a, nb::call_guard<nb::gil_scoped_release>(),

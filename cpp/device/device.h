@@ -117,6 +117,8 @@ class Device : public std::enable_shared_from_this<Device> {
  public:
   virtual ~Device() = default;
   virtual std::string name() const = 0;  // "cpu (avx2, 2 workers)"
+  // What the bits of its results depend on beside the kernels' sources: devices of one text give the same.
+  virtual std::string identity() const = 0;
   virtual const Limits& limits() const = 0;
   // Nanoseconds in which work ran since the device was opened; waits for events are not in them.
   virtual uint64_t busy_ns() const = 0;

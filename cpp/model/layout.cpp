@@ -1,5 +1,7 @@
 #include "model/layout.h"
 
+#include <cstring>
+
 #include "metal/params.h"
 
 namespace flashnext {
@@ -25,6 +27,10 @@ class Cursor {
 
 PageLayout::PageLayout(const Config& c, DType dtype) {
   const size_t t = flashnext::size_bytes(dtype);
+  head_bytes_ = size_t(c.head_dim) * t;
+  key_bytes_ = size_t(c.index_head_dim) * t;
+  n_kv_heads_ = c.n_kv_heads;
+  index_ratio_ = c.index_ratio;
   Cursor at;
   rotary = at.take(kPageTokens * 3 * sizeof(int32_t));
   const size_t kv = size_t(c.n_kv_heads) * kPageTokens * c.head_dim * t;
@@ -40,6 +46,23 @@ PageLayout::PageLayout(const Config& c, DType dtype) {
   for (int i = 0; i < c.n_attention_layers(); ++i) layers.push_back(layer());
   if (c.has_draft_head) head = layer();
   size_bytes = at.size_bytes();
+}
+
+void PageLayout::copy_rows(const std::byte* from, int n_rows, int n_head, std::byte* to) const {
+  std::memset(to, 0, size_bytes);
+  const auto copy = [&](size_t at, size_t n) { std::memcpy(to + at, from + at, n); };
+  const auto copy_layer = [&](const Layer& layer, int n) {
+    const auto rows = static_cast<size_t>(n);
+    for (size_t kv = 0; kv < static_cast<size_t>(n_kv_heads_); ++kv) {
+      copy(layer.k + kv * kPageTokens * head_bytes_, rows * head_bytes_);
+      copy(layer.v + kv * kPageTokens * head_bytes_, rows * head_bytes_);
+    }
+    copy(layer.raw, rows * key_bytes_);
+    copy(layer.pooled, static_cast<size_t>(n / index_ratio_) * key_bytes_);
+  };
+  copy(rotary, static_cast<size_t>(n_rows) * 3 * sizeof(int32_t));
+  for (const Layer& layer : layers) copy_layer(layer, n_rows);
+  if (head) copy_layer(*head, n_head);
 }
 
 StateLayout::StateLayout(const Config& c, DType dtype, int max_window) {

@@ -24,6 +24,14 @@ struct PageLayout {
   std::vector<Layer> layers;  // by attention layer
   std::optional<Layer> head;  // of the draft head
   size_t size_bytes = 0;
+
+  // Copies what the first n_rows positions of a page hold, and the draft head's first n_head, with the pooled
+  // keys of the blocks that they complete. Nothing else is read; all else of `to` becomes zero.
+  void copy_rows(const std::byte* from, int n_rows, int n_head, std::byte* to) const;
+
+ private:
+  size_t head_bytes_ = 0, key_bytes_ = 0;  // of a row's key or value of one head, and of its index key
+  int n_kv_heads_ = 0, index_ratio_ = 1;
 };
 
 // The recurrent block of a sequence and, for each row of a window, what the next round settles it with.

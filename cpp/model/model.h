@@ -62,6 +62,8 @@ class Model : public std::enable_shared_from_this<Model> {
     int32_t* logit_rows;  // which rows want logits
     DrawRow* draws;       // of each of them
     int32_t* scored;      // tokens behind them, for record_scores()
+    Mark* marks;          // of all sequences, one after the other; as many as there are rows of a pass
+    uint64_t marks_address;
     // Of what the draft head absorbs; tokens are those behind the row's position.
     Counts* head_counts;
     Sequence* head_sequences;
@@ -84,6 +86,9 @@ class Model : public std::enable_shared_from_this<Model> {
   // Results of the last pass, float[n_logits, vocab].
   const float* logits() const { return logits_.host<const float>(); }
   bool has_head() const { return head_ != nullptr; }
+  // What the bits of a state and where they lie depend on, the checkpoint aside: build, device, numeric
+  // options and layouts, in words.
+  std::string identity() const;
 
   // Packs the rows of a round on the device.
   void record_round_rows(CommandBuffer& cb, int slot, uint32_t n_windows) const;
@@ -163,6 +168,7 @@ class Model : public std::enable_shared_from_this<Model> {
   std::vector<BufferRef> owned_;  // scratch, tables and small constants
   std::unique_ptr<Scratch> s_;
   RoundTables host_, round_;
+  Slice marks_;
   CopyTables copies_;
   struct Slot {
     Slice windows, landed, chosen, top_ids, top_values, hashes;

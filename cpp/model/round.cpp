@@ -18,6 +18,8 @@ Model::HostTables Model::host_tables() const {
           host_.logit_rows.host<int32_t>(),
           host_.draws.host<DrawRow>(),
           drawn_.host<int32_t>(),
+          marks_.host<Mark>(),
+          marks_.address(),
           reinterpret_cast<Counts*>(or_null(head.counts)),
           reinterpret_cast<Sequence*>(or_null(head.sequences)),
           reinterpret_cast<Row*>(or_null(head.rows)),

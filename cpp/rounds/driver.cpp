@@ -83,6 +83,24 @@ std::vector<LandedPart> Driver::stop() {
   return landed;
 }
 
+SnapshotRef Driver::snapshot(Session& session) {
+  struct Pause {  // what rounds in flight come to is for take()
+    Driver& driver;
+    bool wanted = false;
+    explicit Pause(Driver& d) : driver(d) {
+      std::unique_lock lock(driver.mutex_);
+      wanted = std::exchange(driver.wanted_, false);
+      driver.changed_.wait(lock, [&] { return !driver.busy_; });
+    }
+    ~Pause() {
+      const std::lock_guard lock(driver.mutex_);
+      driver.wanted_ = wanted && !driver.running_.empty();
+      driver.changed_.notify_all();
+    }
+  } pause(*this);
+  return runner_.snapshot(session);
+}
+
 std::vector<LandedPart> Driver::step(std::vector<ChunkPart> chunks, const std::vector<SessionRef>& sessions) {
   std::vector<LandedPart> out = stop();
   try {

@@ -66,6 +66,9 @@ class Driver {
   std::vector<LandedPart> step(std::vector<ChunkPart> chunks, const std::vector<SessionRef>& sessions);
   // take() returns soon.
   void wake();
+  // Settles the session, of which nothing may be in flight, and takes a snapshot of where it stands. Rounds
+  // of others pause for it and go on.
+  SnapshotRef snapshot(Session& session);
 
   // With nothing to do: times one price on scratch sessions of the pool, unless wake() is called meanwhile.
   // All are timed at once and a few times later, since something else may have had the machine: what is found

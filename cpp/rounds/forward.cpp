@@ -59,6 +59,11 @@ void Runner::settle(Session& session) {
   run({&part, 1}, nullptr);
 }
 
+SnapshotRef Runner::snapshot(Session& session) {
+  settle(session);
+  return session.snapshot();
+}
+
 std::vector<Drawn> Runner::prompt(const SessionRef& session, std::span<const int32_t> tokens, bool last,
                                   const Sampling& sampling, int n_drafts) {
   if (static_cast<int>(tokens.size()) > max_chunk()) {

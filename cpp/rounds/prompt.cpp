@@ -41,6 +41,39 @@ void Runner::check(std::span<const Part> parts) const {
   }
 }
 
+void Runner::check_marks(const ChunkPart& p) const {
+  if (p.marks.empty()) return;
+  int32_t before = 0;
+  for (const int32_t mark : p.marks) {
+    if (mark <= before || mark > static_cast<int32_t>(p.tokens.size())) {
+      throw InvalidArgument("prompt chunk of " + std::to_string(p.tokens.size()) + " tokens with a mark at " +
+                            std::to_string(mark) + ", expected ascending ones from 1 to all tokens");
+    }
+    before = mark;
+  }
+  if (model_->has_head() && !follows_prompt(*p.session)) {
+    throw InvalidArgument("prompt chunk with marks: the draft head has not absorbed what is before it");
+  }
+}
+
+// The snapshots of a part that has begun, for kernels to fill as they go by. n_marks: of the pass.
+std::vector<SnapshotRef> Runner::tap(const ChunkPart& p, Sequence& s, int& n_marks) const {
+  const Model::HostTables tables = model_->host_tables();
+  std::vector<SnapshotRef> snapshots;
+  s.marks = tables.marks_address + static_cast<size_t>(n_marks) * sizeof(Mark);
+  for (const int32_t mark : p.marks) {
+    snapshots.push_back(nullptr);
+    try {
+      snapshots.back() = p.session->tap(s.start + mark);
+    } catch (const OutOfMemory&) {  // the chunk is read all the same
+      continue;
+    }
+    tables.marks[n_marks++] = {snapshots.back()->held()->block->address(), mark, 0};
+    ++s.n_marks;
+  }
+  return snapshots;
+}
+
 // Begins a part's session and fills the host's tables for it; returns its first row.
 int32_t Runner::begin_part(const Part& p, PassBounds& bounds) {
   const Model::HostTables tables = model_->host_tables();
@@ -112,6 +145,20 @@ void Runner::record_absorb(CommandBuffer& cb, const std::vector<AbsorbPart>& par
   cb.barrier();
 }
 
+// The streams of the rows before marks go to their snapshots, for the draft head to go on from.
+void Runner::keep_streams(CommandBuffer& cb, std::span<const ChunkPart* const> chunks,
+                          std::span<const int32_t> first_rows, const Pass& pass) const {
+  if (!model_->has_head()) return;
+  for (size_t i = 0; i < chunks.size(); ++i) {
+    const std::vector<SnapshotRef>& snapshots = pass.entries[i].snapshots;
+    for (size_t m = 0; m < snapshots.size(); ++m) {
+      if (!snapshots[m]) continue;
+      const auto row = static_cast<uint32_t>(first_rows[i] + chunks[i]->marks[m] - 1);
+      model_->keep_streams(cb, row, {snapshots[m]->held()->block, 0});
+    }
+  }
+}
+
 // Log-probabilities of given tokens. The logits of all rows come some at a time and the host's tables are
 // one, so each time is waited for; returns the command buffer in which the pass goes on. What fails is the
 // pass's.
@@ -177,12 +224,14 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
   std::vector<int32_t> first_rows;
   const Model::HostTables tables = model_->host_tables();
   PassBounds bounds;
+  int n_marks = 0;
   for (const ChunkPart& p : parts) {
     if (p.session->closed()) continue;
     const Part part = {p.session.get(), p.tokens, false};
     try {
       const std::shared_ptr<Reply> reply = p.last || !p.scored.empty() ? reply_of(*p.session) : nullptr;
       check_ids(p.scored);
+      check_marks(p);
       if (p.scored.size() > p.tokens.size()) {
         throw InvalidArgument("prompt chunk of " + std::to_string(p.tokens.size()) + " tokens with " +
                               std::to_string(p.scored.size()) + " scored ones, expected at most as many");
@@ -191,6 +240,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
       first_rows.push_back(begin_part(part, bounds));
       begun.sessions.push_back(p.session);
       pass.entries.push_back({p.session, reply, static_cast<int>(p.tokens.size()), -1, -1});
+      pass.entries.back().snapshots = tap(p, tables.sequences[bounds.n_sequences - 1], n_marks);
     } catch (...) {
       leave_out(p.session);
       continue;
@@ -204,6 +254,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
   std::unique_ptr<CommandBuffer> cb = model_->device()->command_buffer();
   model_->record_rows(*cb, Model::Tables::kHost, bounds);
   record_absorb(*cb, absorbed);
+  keep_streams(*cb, chunks, first_rows, pass);
   *tables.counts = {{static_cast<int32_t>(bounds.n_rows), static_cast<int32_t>(bounds.n_sequences), 0, 0}};
   cb = score(std::move(cb), chunks, first_rows, pass);
   Window* windows = model_->windows(pass.slot);

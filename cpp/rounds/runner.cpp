@@ -188,6 +188,7 @@ std::vector<LandedPart> Runner::land() {
       const Landed* landed = e.window >= 0 ? &results.landed[e.window] : nullptr;
       const bool closed = e.session->closed();
       part.scores = std::move(e.scores);
+      part.snapshots = std::move(e.snapshots);
       if (landed && !closed) {
         Reply& reply = *e.reply;
         part.tokens = drawn(results, e.window, reply, pass.hashes);

@@ -68,6 +68,8 @@ struct ChunkPart {
   // waited for.
   std::vector<int32_t> scored = {};
   MostDrafts drafts = {};
+  // Numbers of its first tokens behind which snapshots are taken, ascending, 1 to all of them.
+  std::vector<int32_t> marks = {};
 };
 
 // A sequence's part of a round: at most n_rows rows, its pending token and drafts.
@@ -82,6 +84,7 @@ struct LandedPart {
   SessionRef session;
   std::vector<Drawn> tokens;
   std::vector<Drawn> scores;           // of the chunk's scored tokens
+  std::vector<SnapshotRef> snapshots;  // of the chunk's marks; null where there was no memory for one
   bool is_round = false;               // else a prompt chunk
   bool ended = false;                  // a stop id, the end or NaN: it has no rounds any more
   int n_rows = 0;                      // of a round: the pending token, and drafts or known tokens behind it
@@ -144,6 +147,8 @@ class Runner {
   std::vector<float> forward(std::span<const Part> parts);
   // Applies what the last window kept, by a pass of no rows.
   void settle(Session& session);
+  // Settles, and takes a snapshot of where the session stands.
+  SnapshotRef snapshot(Session& session);
 
  private:
   struct Reply;
@@ -156,6 +161,7 @@ class Runner {
       int window;       // index of its window; -1: a chunk that is not the last
       int head_length;  // after a chunk; -1: left alone
       std::vector<Drawn> scores = {};
+      std::vector<SnapshotRef> snapshots = {};
     };
     std::vector<Entry> entries;
     bool is_round = false, hashes = false;
@@ -176,9 +182,13 @@ class Runner {
   static std::shared_ptr<Reply> reply_of(const Session& session);
   void check_ids(std::span<const int32_t> ids) const;
   void check(std::span<const Part> parts) const;
+  void check_marks(const ChunkPart& part) const;
+  std::vector<SnapshotRef> tap(const ChunkPart& part, Sequence& sequence, int& n_marks) const;
   void fill_counts(Session& session, const Reply& reply, int n_read) const;
   std::vector<AbsorbPart> absorb_parts(std::span<const Part> parts) const;
   void record_absorb(CommandBuffer& cb, const std::vector<AbsorbPart>& parts) const;
+  void keep_streams(CommandBuffer& cb, std::span<const ChunkPart* const> chunks,
+                    std::span<const int32_t> first_rows, const Pass& pass) const;
   int32_t begin_part(const Part& part, PassBounds& bounds);
   void run(std::span<const Part> parts, std::vector<float>* all);
   void leave_out(const SessionRef& session);

@@ -26,7 +26,7 @@ int PagePool::n_free() const {
   return static_cast<int>(free_.size()) + n_pages_ - n_made_;
 }
 
-int PagePool::take() {
+int PagePool::take(Holder holder) {
   const std::lock_guard lock(mutex_);
   int page;
   if (!free_.empty()) {
@@ -43,18 +43,31 @@ int PagePool::take() {
     }
     page = n_made_++;
   }
-  references_[static_cast<size_t>(page)] = 1;
+  change(page, holder, 1);
   return page;
 }
 
-void PagePool::share(int page) {
+void PagePool::share(int page, Holder holder) {
   const std::lock_guard lock(mutex_);
-  ++references_.at(static_cast<size_t>(page));
+  change(page, holder, 1);
 }
 
-void PagePool::release(int page) {
+void PagePool::release(int page, Holder holder) {
   const std::lock_guard lock(mutex_);
-  if (--references_.at(static_cast<size_t>(page)) == 0) free_.push_back(page);
+  change(page, holder, -1);
+}
+
+void PagePool::change(int page, Holder holder, int by) {
+  References& r = references_.at(static_cast<size_t>(page));
+  n_of_snapshots_ -= r.only_snapshots();
+  r.of(holder) += by;
+  n_of_snapshots_ += r.only_snapshots();
+  if (by < 0 && r.sessions == 0 && r.snapshots == 0) free_.push_back(page);
+}
+
+int PagePool::n_of_snapshots() const {
+  const std::lock_guard lock(mutex_);
+  return n_of_snapshots_;
 }
 
 std::byte* PagePool::host(int page) const {

@@ -1,6 +1,7 @@
-// The pages that hold the attention caches of all sequences.
+// The pages that hold the attention caches of all sequences, and of the snapshots of some.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -9,17 +10,20 @@
 
 namespace flashnext {
 
+// Who refers to a page.
+enum class Holder { kSession, kSnapshot };
+
 // Pages of one size with counted references, in slabs that are allocated when first needed. May be used from
-// any thread.
+// any thread. It also counts what snapshots hold.
 class PagePool : public std::enable_shared_from_this<PagePool> {
  public:
   // Allocates nothing yet. n_pages > 0.
   PagePool(DeviceRef device, size_t page_bytes, int n_pages);
 
   // A page with one reference, of undefined content. Throws OutOfPages where none is free.
-  int take();
-  void share(int page);    // one reference more
-  void release(int page);  // one less; the last frees the page
+  int take(Holder holder);
+  void share(int page, Holder holder);    // one reference more
+  void release(int page, Holder holder);  // one less; the last frees the page
   uint64_t address(int page) const;
   std::byte* host(int page) const;
 
@@ -27,6 +31,12 @@ class PagePool : public std::enable_shared_from_this<PagePool> {
   int n_pages() const { return n_pages_; }
   size_t page_bytes() const { return page_bytes_; }
   size_t allocated_bytes() const;
+
+  int n_of_snapshots() const;  // pages that snapshots refer to and no session
+  // What the recurrent blocks of snapshots take.
+  size_t block_bytes() const { return block_bytes_.load(std::memory_order_relaxed); }
+  void add_block(size_t size_bytes) { block_bytes_ += size_bytes; }
+  void remove_block(size_t size_bytes) { block_bytes_ -= size_bytes; }
 
  private:
   DeviceRef device_;
@@ -36,7 +46,17 @@ class PagePool : public std::enable_shared_from_this<PagePool> {
   int n_made_ = 0;  // pages that slabs exist for, or that were handed out from the last one
   std::vector<BufferRef> slabs_;
   std::unique_ptr<ResidencySet> resident_;
-  std::vector<int> free_, references_;
+  struct References {
+    int sessions = 0, snapshots = 0;
+    int& of(Holder holder) { return holder == Holder::kSession ? sessions : snapshots; }
+    bool only_snapshots() const { return snapshots > 0 && sessions == 0; }
+  };
+  void change(int page, Holder holder, int by);
+
+  std::vector<int> free_;
+  std::vector<References> references_;
+  int n_of_snapshots_ = 0;
+  std::atomic<size_t> block_bytes_ = 0;
 };
 
 }  // namespace flashnext

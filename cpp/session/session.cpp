@@ -78,7 +78,7 @@ void Session::close() {
 
 void Session::release() {
   closed_ = true;
-  for (const int page : pages_) pool_->release(page);
+  for (const int page : pages_) pool_->release(page, Holder::kSession);
   pages_.clear();
   page_table_ = block_ = unsettled_[0] = unsettled_[1] = text_ = reply_ = nullptr;
   attachment_ = nullptr;
@@ -114,23 +114,70 @@ std::shared_ptr<Session> Session::fork() const {
   if (kept_ || window_ || n_passes_) {
     throw InvalidArgument("session: only one that stands between prompt passes can be forked");
   }
-  const auto other = std::make_shared<Session>(model_, pool_);
-  other->length_ = length_;
-  other->head_length_ = head_length_;
-  std::memcpy(other->block_->host(), block_->host(), block_->size_bytes());
-  std::memcpy(other->text_->host(), text_->host(), static_cast<size_t>(length_) * sizeof(int32_t));
-  if (length_ == 0) return other;
-  // The page of the last position is still written: the next rows, and the draft head's row of that position.
-  const size_t n_shared = static_cast<size_t>((length_ - 1) / kPageTokens);
-  auto* table = reinterpret_cast<uint64_t*>(other->page_table_->host());
-  for (size_t i = 0; i < n_shared; ++i) {
-    pool_->share(pages_[i]);
-    other->pages_.push_back(pages_[i]);
-    table[i] = pool_->address(pages_[i]);
+  const std::span<const int32_t> tokens = {reinterpret_cast<const int32_t*>(text_->host()),
+                                           static_cast<size_t>(length_)};
+  return behind(model_, pool_, block_, pages_, tokens, head_length_);
+}
+
+std::shared_ptr<Session> Session::resume(const Snapshot& snapshot, std::span<const int32_t> tokens) {
+  const Snapshot::HeldRef held = snapshot.held();
+  if (tokens.size() != static_cast<size_t>(held->n)) {
+    throw InvalidArgument("session: " + std::to_string(tokens.size()) + " tokens for a snapshot of " +
+                          std::to_string(held->n));
   }
-  other->take_pages(length_);
-  std::memcpy(pool_->host(other->pages_.back()), pool_->host(pages_[n_shared]), pool_->page_bytes());
+  for (const int32_t id : tokens) {
+    if (id < 0 || id >= held->model->config().vocab_size) {
+      throw InvalidArgument("session: token id " + std::to_string(id) + " is outside the vocabulary of " +
+                            std::to_string(held->model->config().vocab_size));
+    }
+  }
+  const int head_length = held->model->has_head() ? held->n - 1 : 0;
+  return behind(held->model, held->pool, held->block, held->pages, tokens, head_length);
+}
+
+std::shared_ptr<Session> Session::behind(std::shared_ptr<const Model> model, std::shared_ptr<PagePool> pool,
+                                         const BufferRef& block, std::span<const int> pages,
+                                         std::span<const int32_t> tokens, int head_length) {
+  const auto other = std::make_shared<Session>(std::move(model), std::move(pool));
+  const auto n = static_cast<int>(tokens.size());
+  other->length_ = n;
+  other->head_length_ = head_length;
+  std::memcpy(other->block_->host(), block->host(), block->size_bytes());
+  std::copy(tokens.begin(), tokens.end(), other->text().begin());
+  if (n == 0) return other;
+  // The page of the last position is still written: the next rows, and the draft head's row of that position.
+  const int n_shared = (n - 1) / kPageTokens, first = n_shared * kPageTokens;
+  auto* table = reinterpret_cast<uint64_t*>(other->page_table_->host());
+  PagePool& shared = *other->pool_;
+  for (const int page : pages.first(static_cast<size_t>(n_shared))) {
+    shared.share(page, Holder::kSession);
+    table[other->pages_.size()] = shared.address(page);
+    other->pages_.push_back(page);
+  }
+  other->take_pages(n);
+  other->model_->page_layout().copy_rows(shared.host(pages[static_cast<size_t>(n_shared)]), n - first,
+                                         std::clamp(head_length - first, 0, kPageTokens),
+                                         shared.host(other->pages_.back()));
   return other;
+}
+
+SnapshotRef Session::snapshot() const {
+  const std::lock_guard lock(mutex_);
+  require_usable();
+  const bool head_follows = !model_->has_head() || head_length_ >= length_ - 1;
+  if (kept_ || window_ || n_passes_ || length_ == 0 || !head_follows) {
+    throw InvalidArgument(
+        "session: a snapshot wants one that has read something, with nothing unsettled or in flight and with "
+        "a draft head that has followed");
+  }
+  SnapshotRef made = Snapshot::make(model_, pool_, length_, pages_);
+  std::memcpy(made->held()->block->host(), block_->host(), block_->size_bytes());
+  return made;
+}
+
+SnapshotRef Session::tap(int n) const {
+  const std::lock_guard lock(mutex_);
+  return Snapshot::make(model_, pool_, n, pages_);
 }
 
 Sequence Session::begin(int n_rows, bool is_window) {
@@ -147,7 +194,7 @@ Sequence Session::begin(int n_rows, bool is_window) {
     take_pages(length_ + n_rows);
   } catch (...) {
     while (pages_.size() > had) {
-      pool_->release(pages_.back());
+      pool_->release(pages_.back(), Holder::kSession);
       pages_.pop_back();
     }
     throw;
@@ -168,7 +215,7 @@ Sequence Session::begin(int n_rows, bool is_window) {
 void Session::take_pages(int end) {
   const auto wanted = static_cast<size_t>((end + kPageTokens - 1) / kPageTokens);
   while (pages_.size() < wanted) {
-    pages_.push_back(pool_->take());
+    pages_.push_back(pool_->take(Holder::kSession));
     reinterpret_cast<uint64_t*>(page_table_->host())[pages_.size() - 1] = pool_->address(pages_.back());
   }
 }

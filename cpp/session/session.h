@@ -9,6 +9,7 @@
 
 #include "model/model.h"
 #include "session/page_pool.h"
+#include "session/snapshot.h"
 
 namespace flashnext {
 
@@ -40,6 +41,16 @@ class Session : public std::enable_shared_from_this<Session> {
   // only. Throws OutOfPages, OutOfMemory, or InvalidArgument while windows are unsettled or a pass is in
   // flight.
   std::shared_ptr<Session> fork() const;
+  // A session that stands where the snapshot was taken, behind the n tokens that it was made of; shares all
+  // pages but the one with row n - 1, which is copied. Throws OutOfPages, OutOfMemory, or InvalidArgument for
+  // other than n tokens.
+  static std::shared_ptr<Session> resume(const Snapshot& snapshot, std::span<const int32_t> tokens);
+  // A snapshot of where it stands. Throws OutOfMemory, or InvalidArgument while rows are unsettled or a pass
+  // is in flight, for no rows, or where the draft head has not followed.
+  SnapshotRef snapshot() const;
+  // Within begin() and end(): a snapshot of n positions, whose block the pass fills as it goes by. The draft
+  // head has absorbed all rows before the pass but the last. Throws OutOfMemory.
+  SnapshotRef tap(int n) const;
 
   // The device's view of a pass of n_rows rows from the committed length on; takes the pages they need.
   // Throws InvalidArgument beyond the context or for a closed session, OutOfPages
@@ -96,6 +107,11 @@ class Session : public std::enable_shared_from_this<Session> {
   std::shared_ptr<Attachment> attached() const;
 
  private:
+  // One behind n positions with this block, whose pages before the last are shared; of the last it gets a
+  // copy, of the rows that are covered.
+  static std::shared_ptr<Session> behind(std::shared_ptr<const Model> model, std::shared_ptr<PagePool> pool,
+                                         const BufferRef& block, std::span<const int> pages,
+                                         std::span<const int32_t> tokens, int head_length);
   void require_usable() const;
   uint64_t cache_hash(uint64_t h, std::span<const PageLayout::Layer> layers, int n_rows) const;
   // Takes pages for positions below `end`, or throws OutOfPages having taken those that there were.

@@ -2,6 +2,11 @@
 
 #include <sched.h>
 #include <unistd.h>
+#if defined(__GLIBC__)
+#include <gnu/libc-version.h>
+#elif defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -22,6 +27,28 @@
 
 namespace flashnext::cpu {
 namespace {
+
+// Kernels call it for exp and the like: it may give other bits in another version, and on processors for
+// which it has other code.
+std::string math_library() {
+#if defined(__GLIBC__)
+  std::string found = std::string("glibc ") + gnu_get_libc_version();
+#elif defined(__APPLE__)
+  std::string found = "the system's math library";
+  char version[64];
+  size_t size = sizeof version;
+  if (sysctlbyname("kern.osversion", version, &size, nullptr, 0) == 0) found += std::string(" ") + version;
+#else
+  std::string found = "the system's math library";
+#endif
+#if defined(__x86_64__)
+  for (const bool has : {__builtin_cpu_supports("fma") != 0, __builtin_cpu_supports("avx2") != 0,
+                         __builtin_cpu_supports("fma4") != 0, __builtin_cpu_supports("avx512f") != 0}) {
+    found += has ? "+" : "-";
+  }
+#endif
+  return found;
+}
 
 class HostBuffer final : public Buffer {
  public:
@@ -420,6 +447,10 @@ class CpuDevice final : public Device {
     limits_.prompt_equals_window = !options.reversed_prompts;
   }
 
+  std::string identity() const override {
+    return "cpu " + path_ + ", prompt order " + (limits_.prompt_equals_window ? "as windows" : "reversed") +
+           ", " + math_library();
+  }
   std::string name() const override {
     const int n = executor_.workers();
     return "cpu (" + path_ + ", " + std::to_string(n) + (n == 1 ? " worker)" : " workers)");

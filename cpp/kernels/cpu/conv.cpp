@@ -5,7 +5,7 @@
 //   delta_conv: out = c; ple_conv: h += U + c with x = N
 //
 // Rows before the pass come from the tail in the recurrent block. Columns are independent, so a task settles
-// and moves the tail of its own columns.
+// and moves the tail of its own columns, to marks too.
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/tables.h"
 #include "kernels/cpu/tail.h"
@@ -32,7 +32,7 @@ void convolve(const Task& t, const Conv& p, const T* x, const float* taps, Finis
   const uint32_t n_tail = (p.n_taps - 1) * p.dilation;
   const size_t W = p.width;
   T* tail = at<T>(seq.state, p.state_offset);
-  push_rows(tail, n_tail, at<T>(seq.kept, p.unsettled_offset), seq.n_kept, W, first, n);
+  last_rows(tail, tail, n_tail, at<T>(seq.kept, p.unsettled_offset), seq.n_kept, W, first, n);
   x += seq.first_row * W;
   for (int32_t r = 0; r < seq.n_rows; ++r) {
     const T* sources[kMaxTaps];
@@ -49,7 +49,11 @@ void convolve(const Task& t, const Conv& p, const T* x, const float* taps, Finis
       std::memcpy(at<T>(seq.unsettled, p.unsettled_offset) + r * W + first, x + r * W + first, n * sizeof(T));
     }
   }
-  if (!seq.is_window) push_rows(tail, n_tail, x, seq.n_rows, W, first, n);
+  const auto* marks = at<const Mark>(seq.marks);
+  for (int32_t m = 0; m < seq.n_marks; ++m) {
+    last_rows(at<T>(marks[m].state, p.state_offset), tail, n_tail, x, marks[m].n_rows, W, first, n);
+  }
+  if (!seq.is_window) last_rows(tail, tail, n_tail, x, seq.n_rows, W, first, n);
 }
 
 template <class T>

@@ -7,7 +7,8 @@
 //   out = o / sqrt(mean(o^2) + eps) * norm * gate(z)
 //
 // A column of M depends on no other, so a head runs in strips of columns that stay in the first cache while
-// all rows pass. Sums over the key dimension run in four chains (index mod 4), added as (0+2)+(1+3).
+// all rows pass, and marks get it as it stands behind their rows. Sums over the key dimension run in four
+// chains (index mod 4), added as (0+2)+(1+3).
 #include "kernels/cpu/norm.h"
 #include "kernels/cpu/tables.h"
 
@@ -92,7 +93,9 @@ void delta_rule(const Task& t) {
   const float* beta = t.slot<const float>(5) + seq.first_row * p.v_heads + head;
   const float* decay = t.slot<const float>(6) + seq.first_row * p.v_heads + head;
   T* out = t.slot<T>(9) + seq.first_row * values + head * p.v_dim;
-  float* state = at<float>(seq.state, p.state_offset) + size_t{head} * p.k_dim * p.v_dim;
+  const size_t of_head = size_t{head} * p.k_dim * p.v_dim;
+  float* state = at<float>(seq.state, p.state_offset) + of_head;
+  const auto* marks = at<const Mark>(seq.marks);
 
   const float* kept_k = at<float>(seq.kept, p.k_offset) + key_head * p.k_dim;
   const T* kept_v = at<T>(seq.kept, p.v_offset) + head * p.v_dim;
@@ -107,22 +110,26 @@ void delta_rule(const Task& t) {
       store(m + i * kStrip, load(state + i * p.v_dim + c));
       store(m + i * kStrip + kLanes, load(state + i * p.v_dim + c + kLanes));
     }
-    const auto save = [&] {
+    const auto save = [&](float* to) {
       for (uint32_t i = 0; i < p.k_dim; ++i)
-        std::memcpy(state + i * p.v_dim + c, m + i * kStrip, kStrip * sizeof(float));
+        std::memcpy(to + i * p.v_dim + c, m + i * kStrip, kStrip * sizeof(float));
     };
     for (int32_t r = 0; r < seq.n_kept; ++r) {
       const T* value = kept_v + r * values + c;
       step(m, p.k_dim, kept_k + r * keys, kept_k + r * keys, kept_beta[r * p.v_heads],
            kept_decay[r * p.v_heads], load(value), load(value + kLanes), nullptr);
     }
-    if (seq.is_window && seq.n_kept) save();
-    for (int32_t r = 0; r < seq.n_rows; ++r) {
-      const T* value = v + r * width + c;
-      step(m, p.k_dim, k + r * keys, q + r * keys, beta[r * p.v_heads], decay[r * p.v_heads], load(value),
-           load(value + kLanes), o + r * p.v_dim + c);
+    if (seq.is_window && seq.n_kept) save(state);
+    int32_t r = 0;
+    for (int32_t mark = 0; mark <= seq.n_marks; ++mark) {
+      for (const int32_t end = mark < seq.n_marks ? marks[mark].n_rows : seq.n_rows; r < end; ++r) {
+        const T* value = v + r * width + c;
+        step(m, p.k_dim, k + r * keys, q + r * keys, beta[r * p.v_heads], decay[r * p.v_heads], load(value),
+             load(value + kLanes), o + r * p.v_dim + c);
+      }
+      if (mark < seq.n_marks) save(at<float>(marks[mark].state, p.state_offset) + of_head);
     }
-    if (!seq.is_window) save();
+    if (!seq.is_window) save(state);
   }
 
   const T* z = t.slot<const T>(7) + seq.first_row * values + head * p.v_dim;

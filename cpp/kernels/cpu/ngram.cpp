@@ -24,7 +24,8 @@ void ngram_ids(const Task& t) {
   const auto* offsets = t.slot<const int64_t>(5);
   const uint32_t n_back = p.ngram - 1, n_heads = n_back * p.heads_per_ngram;
   auto* tail = at<int32_t>(seq.state, p.state_offset);
-  push_rows(tail, n_back, at<int32_t>(seq.kept, p.unsettled_offset), seq.n_kept, 1, 0, 1);
+  last_rows(tail, tail, n_back, at<int32_t>(seq.kept, p.unsettled_offset), seq.n_kept, 1, 0, 1);
+  const auto *mark = at<const Mark>(seq.marks), *no_mark = mark + seq.n_marks;
 
   int32_t back[kMaxNgram];  // the tokens before the row, newest last
   std::memcpy(back, tail, n_back * sizeof *tail);
@@ -44,6 +45,9 @@ void ngram_ids(const Task& t) {
     for (uint32_t i = 0; i + 1 < n_back; ++i) back[i] = back[i + 1];
     if (n_back) back[n_back - 1] = rows[r].token;
     if (seq.is_window) at<int32_t>(seq.unsettled, p.unsettled_offset)[r] = rows[r].token;
+    if (mark != no_mark && mark->n_rows == r + 1) {
+      std::memcpy(at<int32_t>(mark++->state, p.state_offset), back, n_back * sizeof *tail);
+    }
   }
   if (!seq.is_window) std::memcpy(tail, back, n_back * sizeof *tail);
 }

@@ -85,6 +85,12 @@ class Model:
     def snapshot_bytes(self) -> int:
         """Of a session's recurrent block."""
 
+    @property
+    def identity(self) -> str:
+        """
+        What the bits of a state and where they lie depend on, the checkpoint aside, in words.
+        """
+
 def load_model(device: Device, config: dict, files: Sequence[str | os.PathLike], tensors: Mapping[str, tuple[int, int, str, Sequence[int], int]], zero_centred: bool, dtype: str, inv_freq: Annotated[NDArray[numpy.float32], dict(shape=(None,), order='C', device='cpu', writable=False)], attention_factor: float, context: int, max_chunk: int = 512, max_window: int = 16, max_round: int = 64, max_sequences: int = 64, streamed_table: bool = False) -> Model:
     """
     Place a checkpoint's tensors on the device. tensors: name -> (file index, offset, dtype, shape, batch stride).
@@ -106,6 +112,40 @@ class PagePool:
 
     @property
     def allocated_bytes(self) -> int: ...
+
+    @property
+    def of_snapshots(self) -> int:
+        """Pages that snapshots have and no session."""
+
+    @property
+    def block_bytes(self) -> int:
+        """What the recurrent blocks of snapshots take."""
+
+class Snapshot:
+    """Where a session stood behind n tokens; others go on from there."""
+
+    @staticmethod
+    def restore(model: Model, pool: PagePool, n: int, block: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], pages: Sequence[Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)] | tuple[Snapshot, int]]) -> Snapshot:
+        """
+        A snapshot of what read_block and read_page gave; each page as bytes, or as (snapshot, index).
+        """
+
+    @property
+    def n(self) -> int:
+        """Positions that it covers."""
+
+    @property
+    def page_ids(self) -> tuple[int, ...]:
+        """Of its pages, by position; none after close()."""
+
+    def read_block(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """A copy of the recurrent block."""
+
+    def read_page(self, index: int) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
+        """A copy of a page; what the snapshot does not cover is zero."""
+
+    def close(self) -> None:
+        """Give block and pages back; idempotent, from any thread."""
 
 class Session:
     """What one sequence owns on the device."""
@@ -132,6 +172,12 @@ class Session:
     def fork(self) -> Session:
         """
         A session with the same committed positions, which shares all pages but the last; between prompt passes only.
+        """
+
+    @staticmethod
+    def resume(snapshot: Snapshot, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]) -> Session:
+        """
+        A session that stands where the snapshot was taken, of the tokens that it was made of.
         """
 
     def close(self) -> None:
@@ -192,6 +238,9 @@ class Runner:
     def draft_counts(self, session: Session) -> tuple[int, int]:
         """Drafts of the reply so far: (verified, kept)."""
 
+    def snapshot(self, session: Session) -> Snapshot:
+        """Settle, then take a snapshot of where the session stands."""
+
     def settle(self, session: Session) -> None:
         """Apply what the last window kept."""
 
@@ -223,6 +272,12 @@ class Landed:
     @property
     def scores(self) -> list[Drawn]:
         """Of the chunk's scored tokens, in their order."""
+
+    @property
+    def snapshots(self, /) -> list[Snapshot | None]:
+        """
+        Of the chunk's marks, in their order; None where there was no memory for one.
+        """
 
     @property
     def ended(self) -> bool:
@@ -277,9 +332,14 @@ class Driver:
     def stop(self) -> list[Landed]:
         """Commit no more rounds, and wait for those in flight."""
 
-    def step(self, chunks: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)]]], sessions: Sequence[Session]) -> list[Landed]:
+    def step(self, chunks: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Sequence[int]]], sessions: Sequence[Session]) -> list[Landed]:
         """
-        Stop, then read [(session, tokens, last, scored), ...] and run one round of the sessions. scored: tokens behind the first of them whose log-probabilities are wanted; begin() comes first then.
+        Stop, then read [(session, tokens, last, scored, marks), ...] and run one round of the sessions. scored: tokens behind the first of them whose log-probabilities are wanted; begin() comes first then. marks: numbers of tokens behind which snapshots are taken, ascending.
+        """
+
+    def snapshot(self, session: Session) -> Snapshot:
+        """
+        Settle a session that has nothing in flight, and take a snapshot of where it stands.
         """
 
     def wake(self) -> None:

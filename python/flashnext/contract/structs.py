@@ -37,10 +37,10 @@ FORMAT = _struct(bits=_U32, group=_U32)
 STRUCTS: dict[str, Void] = {
     "Counts": _struct(n=(_I32, 4)),
     "Sequence": _struct(
-        **_many(_U64, "page_table", "state", "kept", "unsettled"),
-        **_many(_I32, "first_row", "n_rows", "n_kept", "start", "is_window"),
-        pad=(_I32, 3),
+        **_many(_U64, "page_table", "state", "kept", "unsettled", "marks"),
+        **_many(_I32, "first_row", "n_rows", "n_kept", "start", "is_window", "n_marks"),
     ),
+    "Mark": _struct(state=_U64, **_many(_I32, "n_rows", "pad")),
     "Row": _struct(**_many(_I32, "token", "sequence", "position"), rotary=(_I32, 3)),
     "ReplyState": _struct(
         **_many(_U64, "page_table", "state"),

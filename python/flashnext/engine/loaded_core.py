@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import cast
 
@@ -73,35 +74,37 @@ class LoadedCore:
 
     def snapshot_pages(self) -> int:
         """Count the pages that only snapshots have."""
-        raise NotImplementedError
+        return self._loaded.pool.of_snapshots
 
     def snapshot_bytes(self) -> int:
         """Sum the blocks of all snapshots."""
-        raise NotImplementedError
+        return self._loaded.pool.block_bytes
 
     def snapshot(self, session: Session) -> Snapshot:
         """Take a snapshot."""
-        raise NotImplementedError
+        return self.driver.snapshot(cast(_core.Session, session))
 
     def resume(self, snapshot: Snapshot, tokens: Tokens) -> Session:
         """Make a session of a snapshot."""
-        raise NotImplementedError
+        ids = np.ascontiguousarray(tokens, np.int32)
+        return _core.Session.resume(cast(_core.Snapshot, snapshot), ids)
 
     def read_block(self, snapshot: Snapshot) -> Bytes:
         """Copy a snapshot's block."""
-        raise NotImplementedError
+        return cast(_core.Snapshot, snapshot).read_block()
 
     def read_page(self, snapshot: Snapshot, index: int) -> Bytes:
         """Copy a snapshot's page."""
-        raise NotImplementedError
+        return cast(_core.Snapshot, snapshot).read_page(index)
 
     def restore(self, n: int, block: Bytes, pages: Sequence[Bytes | tuple[Snapshot, int]]) -> Snapshot:
         """Make a snapshot of bytes."""
-        raise NotImplementedError
+        sources = cast(Sequence[Bytes | tuple[_core.Snapshot, int]], pages)
+        return _core.Snapshot.restore(self._loaded.model, self._loaded.pool, n, block, sources)
 
     def identity(self) -> str:
         """Hash what the bits of a state depend on."""
-        raise NotImplementedError
+        return hashlib.sha256(self._loaded.model.identity.encode()).hexdigest()
 
     def begin(self, session: Session, options: ReplyOptions) -> None:
         """Begin a reply."""
@@ -124,6 +127,7 @@ class LoadedCore:
                 np.ascontiguousarray(part.tokens, np.int32),
                 part.last,
                 np.ascontiguousarray(part.scored, np.int32),
+                part.marks,
             )
             for part in chunk
         ]

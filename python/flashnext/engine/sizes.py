@@ -23,7 +23,7 @@ WORKER_BYTES = 5 << 20
 
 STRUCT_BYTES = {
     "Counts": 16, "Sequence": 64, "Row": 24, "ReplyState": 152, "DrawRow": 16, "Window": 40, "Landed": 104,
-    "BlockMax": 16, "BlockPart": 12,
+    "Mark": 16, "BlockMax": 16, "BlockPart": 12,
 }  # fmt: skip
 """Of metal/params.h."""
 
@@ -211,7 +211,7 @@ def _scratch(c: ModelConfig, o: ModelOptions) -> Iterator[int]:
 
     size = STRUCT_BYTES
     tables = size["Counts"] + n_seq * size["Sequence"] + logits * (_I32 + size["DrawRow"])
-    yield 2 * tables + (rows + logits) * size["Row"]
+    yield 2 * tables + (rows + logits) * size["Row"] + rows * size["Mark"]
     yield size["Counts"] + n_seq * (_U64 + 2 * _I32)
     result = _F32 + _MAX_TOP * (_I32 + _F32) + _U64
     yield _SLOTS * (n_seq * (size["Window"] + size["Landed"]) + logits * result)
