@@ -3,20 +3,24 @@
 A prompt chunk settles what the window before it kept, then its own rows. A window settles what was kept and
 leaves its own rows unsettled, in memory of the session; the next pass gets them back as kept. The state a
 launch leaves stands under the same name as the state it starts from, and what it leaves unsettled under the
-name it comes back as.
+name it comes back as. A prompt chunk may have marks: the state behind the first so many of its rows is
+written to a block of its own, and everything else is what it is without marks.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from flashnext.contract.family import Alternative, Data, Family, Run, Shape
-from flashnext.contract.launch import NAN_BYTE, Builder, Launch, Result
+from flashnext.contract.family import Alternative, Data, Expected, Family, Run, Shape
+from flashnext.contract.faults import Fault
+from flashnext.contract.launch import NAN_BYTE, Builder, Launch, Output, Result
 from flashnext.contract.scalars import Array, Scalar
 from flashnext.contract.structs import STRUCTS
 
@@ -31,7 +35,15 @@ PASSES: dict[str, tuple[tuple[int, int, bool], ...]] = {
     "one window": ((3, 2, True),),
     "mixed": ((7, 0, False), (1, 1, True), (4, 3, False), (2, 0, True), (0, 5, True), (1, 4, False)),
     "long": ((40, 9, False), (16, 16, True)),  # MAX_ROWS rows kept and left
+    "marked": ((9, 0, False), (18, 9, False), (1, 0, False), (3, 2, True), (6, 3, False)),
 }
+# Of each sequence: behind how many of its rows there is a mark.
+MARKS: dict[str, tuple[tuple[int, ...], ...]] = {"marked": ((1, 4, 9), (3, 17), (1,), (), ())}
+
+
+def at_mark(key: str, m: int) -> str:
+    """Name the result that a state is behind the m-th mark."""
+    return f"{key}, mark {m}"
 
 
 class SequenceFamily(Family):
@@ -52,9 +64,27 @@ class SequenceFamily(Family):
         return len(PASSES[shape["passes"]])
 
     def passes(self, shape: Shape) -> Data:
-        """List n_rows, n_kept and is_window of each unit."""
+        """List n_rows, n_kept, is_window and marks of each unit."""
         rows, kept, window = zip(*PASSES[shape["passes"]], strict=True)
-        return {"n_rows": list(rows), "n_kept": list(kept), "is_window": list(window)}
+        marks = MARKS.get(shape["passes"], ((),) * len(rows))
+        return {"n_rows": list(rows), "n_kept": list(kept), "is_window": list(window), "marks": list(marks)}
+
+    @abstractmethod
+    def without_marks(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
+        """Compute `reference` as far as it is the same with and without marks."""
+
+    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
+        """Add the states behind marks: those of chunks that end there."""
+        expected = dict(self.without_marks(shape, scalar, data))
+        for m in range(max(map(len, data["marks"]))):
+            ends = [
+                marks[m] if m < len(marks) else n
+                for marks, n in zip(data["marks"], data["n_rows"], strict=True)
+            ]
+            cut = {key: [x[:n] for x, n in zip(data[key], ends, strict=True)] for key in self.row_keys}
+            states = self.without_marks(shape, scalar, {**data, **cut, "n_rows": ends})
+            expected |= {at_mark(key, m): states[key] for key in self.state_keys}
+        return expected
 
     def first_rows(self, data: Data, pick: Sequence[int]) -> list[int]:
         """Compute the first row of each picked unit in the launch; the number of rows stands behind."""
@@ -65,7 +95,18 @@ class SequenceFamily(Family):
         return np.concatenate([data[key][u] for u in pick])
 
     def alternatives(self, shape: Shape, data: Data, run: Run) -> Iterable[Alternative]:
-        """Cut prompts in two, and read them as windows of which half is kept."""
+        """Leave out marks, or end at them; cut prompts in two, and read them as windows that keep half."""
+        for unit, marks in enumerate(data["marks"]):
+            if marks:
+                n = data["n_rows"][unit]
+                launch, result = run(self._part(data, unit, slice(0, n)), [0])
+                yield from self._rows("without marks", unit, ..., launch, result)
+                yield from self._states("without marks", unit, launch, result)
+            for m, end in enumerate(marks):
+                launch, result = run(self._part(data, unit, slice(0, end)), [0])
+                for key in self.state_keys:
+                    found = next(o for o in launch.outputs if o.name == key).view(result)
+                    yield Alternative("a prompt that ends at a mark", at_mark(key, m), unit, ..., found)
         for unit in range(self.units(shape)):
             n = data["n_rows"][unit]
             if n < 2 or data["is_window"][unit]:
@@ -79,9 +120,7 @@ class SequenceFamily(Family):
             rest = self._part(data, unit, slice(cut, n)) | settled | self._nothing_kept(data, unit)
             launch, result = run(rest, [0])
             yield from self._rows("a prompt cut in two, second part", unit, slice(cut, n), launch, result)
-            for key in self.state_keys:
-                found = next(o for o in launch.outputs if o.name == key).view(result)
-                yield Alternative("a prompt cut in two", key, unit, ..., found)
+            yield from self._states("a prompt cut in two", unit, launch, result)
 
             if n > MAX_ROWS:
                 continue
@@ -93,20 +132,21 @@ class SequenceFamily(Family):
             after |= {key: [rows[0][:cut]] for key, rows in kept.items()} | {"n_kept": [cut]}
             launch, result = run(after, [0])
             yield from self._rows("a window that kept half", unit, slice(cut, n), launch, result)
-            for key in self.state_keys:
-                found = next(o for o in launch.outputs if o.name == key).view(result)
-                yield Alternative("a window that kept half", key, unit, ..., found)
+            yield from self._states("a window that kept half", unit, launch, result)
 
-    def _rows(
-        self, what: str, unit: int, part: slice, launch: Launch, result: Result
-    ) -> Iterable[Alternative]:
+    def _states(self, what: str, unit: int, launch: Launch, result: Result) -> Iterable[Alternative]:
+        for o in launch.outputs:
+            if o.name in self.state_keys:
+                yield Alternative(what, o.name, unit, ..., o.view(result))
+
+    def _rows(self, what: str, unit: int, part: Any, launch: Launch, result: Result) -> Iterable[Alternative]:
         for o in launch.outputs:
             if o.name not in (*self.state_keys, *self.kept_keys):
                 yield Alternative(what, o.name, unit, part, o.view(result))
 
     def _part(self, data: Data, unit: int, rows: slice) -> Data:
-        """Cut out data of one unit alone, with some of its rows."""
-        one = dict(data)
+        """Cut out data of one unit alone, with some of its rows and no marks."""
+        one = {**data, "marks": [()]}
         for key in (*self.state_keys, *self.kept_keys, "n_kept", "is_window"):
             one[key] = [data[key][unit]]
         for key in self.row_keys:
@@ -170,7 +210,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Memory:
-    """Where the sequences of a launch keep their state, kept rows and unsettled rows.
+    """Where the sequences of a launch keep their state, kept rows and unsettled rows, and get marks.
 
     Use: `sequences` in its slot's turn, `put` behind all slots of the kernel.
     """
@@ -188,12 +228,16 @@ class Memory:
         for i, unit in enumerate(self.pick):
             rows[i]["first_row"], rows[i]["n_rows"] = firsts[i], self.data["n_rows"][unit]
             rows[i]["n_kept"], rows[i]["is_window"] = self.data["n_kept"][unit], self.data["is_window"][unit]
+            rows[i]["n_marks"] = len(self.data["marks"][unit])
         b.put("sequences", rows)
         fields = STRUCTS["Sequence"].fields
         assert fields is not None
         for i in range(len(self.pick)):
             for field in ("state", "kept", "unsettled"):
                 b.address("sequences", i * rows.itemsize + int(fields[field][1]), f"{field} {i}")
+            if rows[i]["n_marks"]:
+                before = int(rows["n_marks"][:i].sum()) * STRUCTS["Mark"].itemsize
+                b.address("sequences", i * rows.itemsize + int(fields["marks"][1]), "marks", before)
 
     def put(self, b: Builder) -> None:
         """Add the memory itself, and the results in it."""
@@ -206,3 +250,55 @@ class Memory:
             if self.data["is_window"][unit]:
                 for key in self.rows.fields:
                     self.rows.output(b, key, unit, f"unsettled {i}", self.data["n_rows"][unit])
+        self._put_marks(b)
+
+    def _put_marks(self, b: Builder) -> None:
+        """Add the table of marks, and the blocks that they are to be written to."""
+        of_each = [
+            (i, m, n) for i, unit in enumerate(self.pick) for m, n in enumerate(self.data["marks"][unit])
+        ]
+        table = np.zeros(len(of_each), STRUCTS["Mark"])
+        table["n_rows"] = [n for _, _, n in of_each]
+        b.put("marks", table)
+        for at, (i, m, _) in enumerate(of_each):
+            slot = f"mark {i} {m}"
+            b.room(slot, self.state.size_bytes)
+            b.address("marks", at * table.itemsize, slot)
+            for key, (kind, shape) in self.state.fields.items():
+                b.output(at_mark(key, m), self.pick[i], slot, self.state.offsets[key], kind, shape)
+
+
+def _marked(launch: Launch) -> list[Output]:
+    return [o for o in launch.outputs if ", mark " in o.name and int(np.prod(o.shape))]
+
+
+def _a_row_further(data: Data) -> Data:
+    pairs = zip(data["marks"], data["n_rows"], strict=True)
+    return {"marks": [tuple(min(at + 1, n) for at in marks) for marks, n in pairs]}
+
+
+def _without_last_column(launch: Launch, result: Result) -> None:
+    for o in _marked(launch):
+        o.view(result)[..., -1] = o.view(launch.slots)[..., -1]
+
+
+def _flip_last_bit(of_state: bool, launch: Launch, result: Result) -> None:
+    """Change what a sequence with marks carries on, or what comes out of its last row."""
+    state = {o.name.split(", mark ")[0] for o in _marked(launch)}
+    for unit in {o.unit for o in _marked(launch)}:
+        o = next(o for o in launch.outputs if o.unit == unit and (o.name in state) == of_state)
+        flat = np.ascontiguousarray(o.view(result)).reshape(-1).view(np.uint8)
+        flat[-1] ^= 1
+        o.view(result)[...] = flat.view(o.dtype).reshape(o.shape)
+
+
+def mark_faults(data: Data) -> Sequence[Fault]:
+    """Plant faults in what is written to marks and in what must not change for them."""
+    if not any(data["marks"]):
+        return ()
+    return (
+        Fault("wrong position: marks a row further", "sums", _a_row_further),
+        Fault("dropped tail: the last column of a mark", "shapes", result=_without_last_column),
+        Fault("a mark changes the state carried on", "repeat", result=partial(_flip_last_bit, True)),
+        Fault("a mark changes the rows behind it", "repeat", result=partial(_flip_last_bit, False)),
+    )

@@ -19,7 +19,7 @@ from flashnext.contract.family import Data, Expected, Family, Shape, register
 from flashnext.contract.faults import Fault
 from flashnext.contract.launch import Builder, Frame, Launch
 from flashnext.contract.scalars import F32, Array, Scalar
-from flashnext.contract.sequences import MAX_ROWS, SPARE, Block, Memory, SequenceFamily
+from flashnext.contract.sequences import MAX_ROWS, SPARE, Block, Memory, SequenceFamily, mark_faults
 from flashnext.contract.structs import counts, struct
 
 EPS = 1e-6
@@ -37,7 +37,7 @@ class DeltaConv(SequenceFamily):
     launch_record = (
         "0 counts, 1 sequences, 2 x T[R, C], 3 taps float[n_taps, C], 4 out T[R, C]; grid "
         "(sequences, ceil(C / tile)); "
-        "state T[n_taps - 1, C]"
+        "state T[n_taps - 1, C], also at marks"
     )
     row_keys = ("x",)
     state_keys = ("tail",)
@@ -47,7 +47,7 @@ class DeltaConv(SequenceFamily):
     shapes = (
         *(
             {"passes": p, "width": 96, "taps": 4}
-            for p in ("one prompt", "one row", "one window", "mixed", "long")
+            for p in ("marked", "one prompt", "one row", "one window", "mixed", "long")
         ),
         *({"passes": "mixed", "width": w, "taps": t} for w, t in ((32, 1), (512, 2), (544, 8))),
         {"passes": "one prompt", "width": 10240, "taps": 4},
@@ -88,7 +88,7 @@ class DeltaConv(SequenceFamily):
         )  # fmt: skip
         return b.done((len(pick) + SPARE, -(-width // frame.tile(b.kernel))), params)
 
-    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
+    def without_marks(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         out, tails, left = [], [], []
         for unit in range(self.units(shape)):
             settled = last_rows(data["tail"][unit], data["kept"][unit])
@@ -100,7 +100,7 @@ class DeltaConv(SequenceFamily):
         return {"out": out, "tail": tails, "kept": left}
 
     def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
-        return convolution_faults(shape, data)
+        return (*convolution_faults(shape, data), *mark_faults(data))
 
 
 @register
@@ -221,7 +221,8 @@ class DeltaRule(SequenceFamily):
     launch_record = (
         "0 counts, 1 sequences, 2 q, 3 k float[R, Hk Dk], 4 conv T[R, 2 Hk Dk + Hv Dv], 5 beta, 6 "
         "decay float[R, Hv], "
-        "7 z T[R, Hv Dv], 8 norm float[Dv], 9 out T[R, Hv Dv]; grid (sequences, Hv); state float[Hv, Dk, Dv]"
+        "7 z T[R, Hv Dv], 8 norm float[Dv], 9 out T[R, Hv Dv]; grid (sequences, Hv); state float[Hv, Dk, "
+        "Dv], also at marks"
     )
     row_keys = ("q", "k", "v", "beta", "decay", "z")
     state_keys = ("state",)
@@ -231,7 +232,7 @@ class DeltaRule(SequenceFamily):
     shapes = (
         *(
             {"passes": p, "k_heads": 2, "v_heads": 6, "k_dim": 16, "v_dim": 32, "silu": False}
-            for p in ("one prompt", "one row", "one window", "mixed", "long")
+            for p in ("marked", "one prompt", "one row", "one window", "mixed", "long")
         ),
         {"passes": "mixed", "k_heads": 1, "v_heads": 1, "k_dim": 8, "v_dim": 16, "silu": True},
         {"passes": "mixed", "k_heads": 3, "v_heads": 3, "k_dim": 32, "v_dim": 48, "silu": True},
@@ -298,7 +299,7 @@ class DeltaRule(SequenceFamily):
         )
         return b.done((len(pick) + SPARE, hv), params)
 
-    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
+    def without_marks(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         per_key = shape["v_heads"] // shape["k_heads"]
         out: list[Approx] = []
         states: list[Approx] = []
@@ -346,6 +347,7 @@ class DeltaRule(SequenceFamily):
             faults.append(
                 Fault("reordered sum: keys backwards in company", "repeat", _keys_backwards, in_company=True)
             )
+        faults += mark_faults(data)
         return [f for f in faults if not f.in_company or self.units(shape) > 1]
 
 

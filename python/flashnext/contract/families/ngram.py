@@ -15,7 +15,7 @@ from flashnext.contract.faults import Fault
 from flashnext.contract.launch import Builder, Frame, Launch
 from flashnext.contract.matrices import FORMATS, Matrix
 from flashnext.contract.scalars import Array, Scalar
-from flashnext.contract.sequences import MAX_ROWS, SPARE, Block, Memory, SequenceFamily
+from flashnext.contract.sequences import MAX_ROWS, SPARE, Block, Memory, SequenceFamily, mark_faults
 from flashnext.contract.structs import STRUCTS, counts, struct
 
 SEGMENT = 7
@@ -33,7 +33,7 @@ class NgramIds(SequenceFamily):
     launch_record = (
         "0 counts, 1 sequences, 2 rows, 3 multipliers int64[ngram], 4 sizes, 5 offsets int64[H], 6 "
         "ids uint32[R, H]; grid "
-        "(sequences); state int32[ngram - 1]"
+        "(sequences); state int32[ngram - 1], also at marks"
     )
     row_keys = ("tokens",)
     state_keys = ("tail",)
@@ -41,7 +41,7 @@ class NgramIds(SequenceFamily):
     shapes = (
         *(
             {"passes": p, "ngram": 3, "heads": 2, "big": False}
-            for p in ("one prompt", "one row", "one window", "mixed", "long")
+            for p in ("marked", "one prompt", "one row", "one window", "mixed", "long")
         ),
         *(
             {"passes": "mixed", "ngram": n, "heads": h, "big": True}
@@ -97,7 +97,7 @@ class NgramIds(SequenceFamily):
         )
         return b.done((len(pick) + SPARE,), params)
 
-    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
+    def without_marks(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         back = shape["ngram"] - 1
         ids, tails, left = [], [], []
         for unit in range(self.units(shape)):
@@ -121,13 +121,16 @@ class NgramIds(SequenceFamily):
     def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
         if sum(data["n_rows"]) < 5:
             return ()
-        return (
+        faults = [
             Fault("wrong position: the tail from its end", "sums", _other_tail),
             Fault(
                 "wrong axis: multipliers backwards", "sums", lambda d: {"multipliers": d["multipliers"][::-1]}
             ),
-            Fault("segments that never end", "sums", lambda d: {"segment": -1}),
-        )
+            *mark_faults(data),
+        ]
+        if shape["ngram"] > 2:  # with one token back, a segment token stands for itself
+            faults.append(Fault("segments that never end", "sums", lambda d: {"segment": -1}))
+        return faults
 
 
 def _other_tail(data: Data) -> Data:

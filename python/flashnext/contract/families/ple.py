@@ -18,7 +18,7 @@ from flashnext.contract.family import Data, Expected, Family, Shape, register
 from flashnext.contract.faults import Fault
 from flashnext.contract.launch import Builder, Frame, Launch
 from flashnext.contract.scalars import F32, Array, Scalar
-from flashnext.contract.sequences import MAX_ROWS, SPARE, Block, Memory, SequenceFamily
+from flashnext.contract.sequences import MAX_ROWS, SPARE, Block, Memory, SequenceFamily, mark_faults
 from flashnext.contract.structs import counts, struct
 
 EPS = 1e-6
@@ -124,7 +124,7 @@ class PleConv(SequenceFamily):
     launch_record = (
         "0 counts, 1 sequences, 2 normed T[R, W], 3 gated T[R, W], 4 taps float[n_taps, W], 5 "
         "streams T[R, W] io; "
-        "grid (sequences, ceil(W / tile)); state T[(n_taps - 1) * dilation, W]"
+        "grid (sequences, ceil(W / tile)); state T[(n_taps - 1) * dilation, W], also at marks"
     )
     row_keys = ("normed", "gated", "streams")
     state_keys = ("tail",)
@@ -134,7 +134,7 @@ class PleConv(SequenceFamily):
     shapes = (
         *(
             {"passes": p, "width": 96, "taps": 4, "dilation": 3}
-            for p in ("one prompt", "one row", "one window", "mixed", "long")
+            for p in ("marked", "one prompt", "one row", "one window", "mixed", "long")
         ),
         *(
             {"passes": "mixed", "width": w, "taps": t, "dilation": d}
@@ -175,7 +175,7 @@ class PleConv(SequenceFamily):
         )  # fmt: skip
         return b.done((len(pick) + SPARE, -(-width // frame.tile(b.kernel))), params)
 
-    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
+    def without_marks(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         streams, tails, left = [], [], []
         for unit in range(self.units(shape)):
             settled = last_rows(data["tail"][unit], data["kept"][unit])
@@ -189,4 +189,4 @@ class PleConv(SequenceFamily):
         return {"streams": streams, "tail": tails, "kept": left}
 
     def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
-        return convolution_faults(shape, data)
+        return (*convolution_faults(shape, data), *mark_faults(data))
