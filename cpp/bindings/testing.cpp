@@ -23,6 +23,7 @@
 #include "device/device.h"
 #include "metal/params.h"
 #include "rounds/sampler.h"
+#include "session/snapshot.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -305,6 +306,15 @@ void bind_testing(nb::module_& parent) {
   m.def(
       "n_faults", [](const DeviceRef& d) { return cpu::fault_plan(*d).n_planted(); }, "device"_a,
       "Planted failures that have not happened.");
+  m.def(
+      "write_page",
+      [](const Snapshot& snapshot, int index, const Bytes& bytes) {
+        const Snapshot::HeldRef held = snapshot.held();
+        if (bytes.size() != held->pool->page_bytes()) throw InvalidArgument("write_page: not a page's bytes");
+        std::memcpy(held->pool->host(held->pages.at(static_cast<size_t>(index))), bytes.data(), bytes.size());
+      },
+      "snapshot"_a, "index"_a, "bytes"_a,
+      "Overwrite a page of a snapshot, for all who share it. Nothing may be in flight.");
   m.def("params_layout", &params_layout, "Struct name -> (size, {field: (offset, size)}) of metal/params.h.");
   m.def(
       "draw",

@@ -15,6 +15,7 @@ AXES: Mapping[str, Sequence[str]] = {
     "driving": ("lone", "shared", "handed over"),
     "disturbance": ("undisturbed", "preempted", "neighbours cancelled"),
     "sampling": ("greedy", "seeded", "penalties", "hot"),
+    "start": ("cold", "from a mark", "from bytes", "from a page of a running one"),
 }
 
 
@@ -31,6 +32,9 @@ class Cell:
             back while those wait.
         disturbance: What happens to one of them, or to its neighbours, in the middle of the replies.
         sampling: Of the first sequence; the others have the others in turn.
+        start: "cold": sequences read all of their prompts. Else they go on from a snapshot that another one
+            left at a mark: "from a mark" of one that is gone, "from bytes" to which it was exported, "from a
+            page of a running one" which goes on too and writes on in that page.
     """
 
     model: str
@@ -39,9 +43,11 @@ class Cell:
     driving: str
     disturbance: str
     sampling: str
+    start: str = "cold"
 
     def __str__(self) -> str:
-        return "; ".join(getattr(self, f.name) for f in fields(self))
+        values = (getattr(self, f.name) for f in fields(self))
+        return "; ".join(value for value in values if value != "cold")
 
     @property
     def n(self) -> int:
@@ -50,7 +56,14 @@ class Cell:
 
     @property
     def makes_sense(self) -> bool:
-        """Whether there is such a cell: rounds are shared with somebody, and so are handoffs and cancels."""
+        """Whether there is such a cell.
+
+        Rounds are shared with somebody, and so are handoffs and cancels. Who goes on from a snapshot draws
+        with penalties first, for which the tokens of the prompt count: all other samplings would take thrice
+        the time and ask the same.
+        """
+        if self.start != "cold" and self.sampling != "penalties":
+            return False
         return self.n > 1 or (self.driving == "lone" and self.disturbance != "neighbours cancelled")
 
     @property
@@ -74,15 +87,16 @@ def covering_cells(times: int = 2, seed: int = 0, looked_at: int = 200) -> list[
     """Few cells in which every pair of values occurs that occurs at all.
 
     Args:
-        times: How often each pair is covered, by different cells where there are any.
+        times: How often each pair of a cold cell is covered, by different cells where there are any.
         seed: Of the choice.
         looked_at: Candidates from which each cell is the one that covers most new pairs.
     """
     rng = random.Random(seed)
     cells, chosen = all_cells(), list[Cell]()
-    for _ in range(times):
-        left = set().union(*map(_pairs, cells))
-        others = [cell for cell in cells if cell not in chosen]
+    for time in range(times):
+        wanted = [cell for cell in cells if time == 0 or cell.start == "cold"]
+        left = set().union(*map(_pairs, wanted))
+        others = [cell for cell in wanted if cell not in chosen]
         while left:
             best = max(rng.sample(others, looked_at), key=lambda cell: len(_pairs(cell) & left))
             if not _pairs(best) & left:  # the last pairs are rare among random cells

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 from flashnext import _core
-from flashnext.engine.core import ChunkPart, CoreOptions
+from flashnext.engine.core import ChunkPart, CoreOptions, ReplyOptions
 from flashnext.engine.job import Job
 from flashnext.engine.load import Loaded
 from flashnext.engine.loaded_core import LoadedCore
@@ -178,7 +178,9 @@ class Play:
             self._sequence(i, settings[(first + i) % len(settings)], most) for i in range(cell.n)
         ]
         self.by_session: dict[_core.Session, Running] = {}
-        self.did: dict[str, int] = {"preempted": 0, "cancelled while it ran": 0, "joined": 0}
+        self.did: dict[str, int] = {"preempted": 0, "cancelled while it ran": 0, "joined": 0, "resumed": 0}
+        self.marked: dict[int, Any] = {}  # snapshots by prompt
+        self.neighbours: list[_core.Session] = []  # that left them and go on
         self.counts: dict[str, int] = {}
 
     def _sequence(self, i: int, sampling: str, most_drafts: int) -> Running:
@@ -226,19 +228,51 @@ class Play:
             for s in unread[: self.rng.randrange(1, 6)]:
                 job = s.job
                 if job.session is None:
-                    job.session = self.core.open()
-                    self.by_session[s.session] = s
+                    self.open(s)
                 n = min(job.unread, self.rng.choice((7, 64, 200, 512)), room)
                 if n == 0:
                     break
                 room -= n
                 if n == job.unread:
-                    self.core.begin(job.session, job.options())
-                parts.append(ChunkPart(job.session, job.feed[job.n_read : job.n_read + n], n == job.unread))
+                    self.core.begin(s.session, job.options())
+                parts.append(ChunkPart(s.session, job.feed[job.n_read : job.n_read + n], n == job.unread))
                 job.n_read += n
             running = [s for s in beside if s.active]
             self.did["joined"] += bool(running)
             self.land(self.core.step(parts, [s.session for s in running]))
+
+    def open(self, sequence: Running) -> None:
+        """Give a sequence a session: an empty one, or one that goes on from a snapshot."""
+        job = sequence.job
+        if self.cell.start == "cold" or len(job.prompt) == 1:
+            job.session = self.core.open()
+        else:
+            if sequence.request.prompt not in self.marked:
+                self.marked[sequence.request.prompt] = self.mark(job)
+            snapshot = self.marked[sequence.request.prompt]
+            job.session = self.core.resume(snapshot, job.prompt[: snapshot.n])
+            job.n_read = snapshot.n
+            self.did["resumed"] += 1
+        self.by_session[sequence.session] = sequence
+
+    def mark(self, job: Job) -> Any:
+        """Let another session read the job's prompt, and take a snapshot on the way."""
+        other, n = cast(_core.Session, self.core.open()), len(job.prompt)
+        at = self.rng.choice([i for i in (1, 64, 65, 128, n - 1, self.rng.randrange(1, n)) if i < n])
+        self.core.begin(other, ReplyOptions(_core.Sampling(seed=1), (), n, n + REPLY))
+        (landed,) = self.core.step([ChunkPart(other, job.prompt, True, marks=(at,))], [])
+        (snapshot,) = landed.snapshots
+        if self.cell.start == "from a page of a running one":
+            self.neighbours.append(other)
+            return snapshot
+        other.close()
+        if self.cell.start == "from bytes":
+            assert snapshot is not None
+            pages = [self.core.read_page(snapshot, i) for i in range(len(snapshot.page_ids))]
+            block = self.core.read_block(snapshot)
+            snapshot.close()
+            return self.core.restore(at, block, pages)
+        return snapshot
 
     def round(self, sequences: Iterable[Running]) -> None:
         """One round, and no other behind it."""
@@ -256,7 +290,9 @@ class Play:
         self.land(self.core.stop())
 
     def go_on(self, n: int | None = None) -> None:
-        """Run all that have been read: together, or one after the other."""
+        """Run all that have been read: together, or one after the other; neighbours get a round each."""
+        for neighbour in self.neighbours:
+            self.core.step([], [neighbour])
         active = [s for s in self.sequences if s.active]
         for part in [[s] for s in active] if self.cell.driving == "lone" else [active]:
             self.run(part, n)
@@ -321,8 +357,8 @@ class Play:
                 assert drawn == list(zip(expected.tokens, expected.rows, strict=True))[: len(drawn)], what
             else:
                 require_same(self.left(s), expected, what)
-        for s in all_:
-            s.session.close()
+        for one in (*(s.session for s in all_), *self.neighbours, *self.marked.values()):
+            one.close()
 
     def left(self, running: Running) -> Left:
         """What a sequence has left; nothing may be in flight."""
@@ -338,6 +374,8 @@ class Play:
             "a handoff to shared rounds": cell.driving != "handed over" or counts["to_shared"] > 0,
             "a handoff to the lone driver": cell.driving != "handed over" or counts["to_lone"] > 0,
             "no two in flight": cell.driving != "shared" or counts["lone_rounds"] == 0,
+            "a resumed session for each": cell.start == "cold"
+            or self.did["resumed"] >= sum(len(s.job.prompt) > 1 for s in self.sequences),
             "a preemption": cell.disturbance != "preempted" or self.did["preempted"] > 0,
             "a cancelled neighbour": cell.disturbance != "neighbours cancelled"
             or self.did["cancelled while it ran"] > 0,

@@ -31,6 +31,11 @@ def clear_faults(device: flashnext._core.Device) -> None:
 def n_faults(device: flashnext._core.Device) -> int:
     """Planted failures that have not happened."""
 
+def write_page(snapshot: flashnext._core.Snapshot, index: int, bytes: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Overwrite a page of a snapshot, for all who share it. Nothing may be in flight.
+    """
+
 def params_layout() -> dict[str, tuple[int, dict[str, tuple[int, int]]]]:
     """Struct name -> (size, {field: (offset, size)}) of metal/params.h."""
 
