@@ -260,8 +260,9 @@ class Play:
         other, n = cast(_core.Session, self.core.open()), len(job.prompt)
         at = self.rng.choice([i for i in (1, 64, 65, 128, n - 1, self.rng.randrange(1, n)) if i < n])
         self.core.begin(other, ReplyOptions(_core.Sampling(seed=1), (), n, n + REPLY))
-        (landed,) = self.core.step([ChunkPart(other, job.prompt, True, marks=(at,))], [])
-        (snapshot,) = landed.snapshots
+        landed = self.core.step([ChunkPart(other, job.prompt, True, marks=(at,))], [])
+        self.land(landed)
+        (snapshot,) = next(one.snapshots for one in landed if one.session is other)
         if self.cell.start == "from a page of a running one":
             self.neighbours.append(other)
             return snapshot
@@ -292,7 +293,7 @@ class Play:
     def go_on(self, n: int | None = None) -> None:
         """Run all that have been read: together, or one after the other; neighbours get a round each."""
         for neighbour in self.neighbours:
-            self.core.step([], [neighbour])
+            self.land(self.core.step([], [neighbour]))
         active = [s for s in self.sequences if s.active]
         for part in [[s] for s in active] if self.cell.driving == "lone" else [active]:
             self.run(part, n)
@@ -346,6 +347,7 @@ class Play:
         if cell.driving == "handed over":
             self.run(self.most_left()[:1], 1)
         self.go_on()
+        self.land(self.core.stop())  # rounds of those who were cancelled: the reference has the same model
         after = self.core.driver.counts()
         self.counts = {name: after[name] - before[name] for name in after if name != "widest"}
         self.counts["widest"] = after["widest"]
