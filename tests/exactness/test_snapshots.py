@@ -51,7 +51,8 @@ class Machine:
     so_far: dict[int, Image]  # of sessions that read so far and no further
 
     def request(self, prompt: int = 0, n: int = 10) -> Request:
-        return Request(prompt, "seeded", prompt, n, few=False)
+        # Penalties count the tokens that a session was resumed with.
+        return Request(prompt, "seeded" if prompt else "penalties", prompt, n, few=False)
 
     def expected(self, prompt: int = 0) -> Left:
         return self.desk.reference.left(self.request(prompt))
