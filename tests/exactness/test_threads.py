@@ -43,7 +43,7 @@ class Others:
             self._driver.prices([1, 4])
             for at, session in enumerate(list(self.sessions)):
                 assert session.n_pages >= 0 and session.length >= 0
-                if self._leaves(at) and rng.random() < 0.05:
+                if self._leaves(at) and rng.random() < 0.2:
                     self.closed.add(at)
                     session.close()
             if rng.random() < 0.3:
