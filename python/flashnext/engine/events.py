@@ -32,8 +32,9 @@ class Usage:
     Attributes:
         completion_tokens: All tokens of the reply, thoughts and the end token included.
         reasoning_tokens: Those of them that lie inside a `<think>` block.
-        cached_tokens: Those of the prompt that were not read, since another request was reading them. They
-            depend on what else ran, so they do not count where usages are compared.
+        cached_tokens: Those of the prompt that were not read: they came from the prefix cache, or another
+            request was reading them. They depend on what else ran, so they do not count where usages are
+            compared.
     """
 
     prompt_tokens: int
@@ -72,6 +73,45 @@ class Timings:
 
 
 @dataclass(frozen=True)
+class CacheCounts:
+    """What the prefix cache holds, and what it has done since the engine was made.
+
+    Attributes:
+        limit_bytes: Most that it may hold now; the memory guard lowers it.
+        blocks_bytes: Of recurrent blocks, those that are still being written to disk included.
+        pages_bytes: Of pages, each counted once, whoever else has it.
+        marks: Snapshots in memory.
+        hits: Prompts that went on from a mark.
+        misses: Those that found none.
+        hit_tokens: Tokens that were not read for that.
+        evicted: Marks that gave way.
+        warm_passes: Histories that were read in the background.
+        warming: Those that are to be read, or to be rendered for it.
+        stored: Marks in the spill directory.
+        stored_bytes: What its files take.
+        spilled: Marks that were written to it.
+        restored: Marks that were read from it.
+        spill_failures: Writes and reads that failed, files that were damaged.
+    """
+
+    limit_bytes: int = 0
+    blocks_bytes: int = 0
+    pages_bytes: int = 0
+    marks: int = 0
+    hits: int = 0
+    misses: int = 0
+    hit_tokens: int = 0
+    evicted: int = 0
+    warm_passes: int = 0
+    warming: int = 0
+    stored: int = 0
+    stored_bytes: int = 0
+    spilled: int = 0
+    restored: int = 0
+    spill_failures: int = 0
+
+
+@dataclass(frozen=True)
 class Counts:
     """What an engine is doing, and has done since it was made.
 
@@ -81,6 +121,7 @@ class Counts:
         free_pages: Pages that nobody has.
         preempted: How often a sequence gave its pages back to go on later.
         forked: How often a sequence went on from another's prompt.
+        cache: The prefix cache.
     """
 
     waiting: int
@@ -88,6 +129,7 @@ class Counts:
     free_pages: int
     preempted: int
     forked: int
+    cache: CacheCounts = field(default_factory=CacheCounts)
 
 
 @dataclass(frozen=True, slots=True)

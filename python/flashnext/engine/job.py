@@ -11,8 +11,11 @@ import numpy as np
 from flashnext import _core
 from flashnext.engine.core import Drawn, ReplyOptions, Session, Tokens
 from flashnext.engine.events import Drafts, Event, Timings, TokenLogprob, Usage, token_sha
+from flashnext.engine.marks import Place
+from flashnext.engine.prefix_cache import KeptMark
 from flashnext.engine.prefixes import Prefix
-from flashnext.engine.reply import Pieces, ReplyText
+from flashnext.engine.radix import Keys, row_keys
+from flashnext.engine.reply import Pieces, ReplyText, Said
 from flashnext.errors import DeviceError
 
 Deliver = Callable[[Event | Exception], None]
@@ -61,10 +64,20 @@ class Job:
         overtaken: Less senior jobs that were admitted before it.
         session: While it is admitted and does not wait for a fork.
         feed: What it reads before it draws: the prompt, and when it goes on after a preemption the reply too.
+        keys: Of its rows.
         n_read: Tokens of `feed` that have been read.
         prefix: Whose session it waits to be forked from.
         seen: What a look at the running jobs found to be forked from.
         looked: When that was.
+        cache: Whether it shares what it reads: with those who read at the same time, and by the prefix cache.
+        places: Where the marks of its prompt lie.
+        said: What its reply says so far, where `ended_with` wants to know; else None.
+        ended_with: Called by the engine's thread with what the reply says when it came to its end; must not
+            block.
+        hit: The mark that a look into the prefix cache found.
+        hit_looked: When that was.
+        loading: Whether it waits for that mark to come from the spill directory.
+        read_s: What reading of its feed has taken so far, by whomever.
         n_drawn: Tokens of the reply that this session has read or drawn; fewer than have been sent where it
             was preempted.
         n_written: Tokens of the reply up to the end of thoughts that were closed for the model. They are read
@@ -87,6 +100,10 @@ class Job:
     background: bool = False
     foreign_stops: frozenset[int] = frozenset()
     closing: tuple[int, ...] = ()
+    cache: bool = True
+    places: tuple[Place, ...] = ()
+    said: Said | None = None
+    ended_with: Callable[[Said], None] = lambda said: None
     cancelled: bool = False
     arrival: int = 0
     overtaken: int = 0
@@ -94,7 +111,11 @@ class Job:
     n_read: int = 0
     prefix: Prefix[Job] | None = None
     seen: Prefix[Job] | None = None
-    looked: int = -1
+    looked: tuple[int, int] = (-1, -1)
+    hit: KeptMark | None = None
+    hit_looked: int = -1
+    loading: bool = False
+    read_s: float = 0.0
     n_drawn: int = 0
     n_written: int = 0
     short: bool = False
@@ -107,11 +128,12 @@ class Job:
     n_proposed: int = 0
     n_accepted: int = 0
     feed: Tokens = field(init=False)
+    keys: Keys = field(init=False)
     _ended: bool = field(default=False, init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
 
     def __post_init__(self) -> None:
-        self.feed = self.prompt
+        self._feed_on(self.prompt)
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -180,7 +202,11 @@ class Job:
         self.session, self.n_read, self.short, self.prefix = None, 0, False, None
         self.scored.clear()
         self.n_drawn = n
-        self.feed = np.concatenate([self.prompt, np.array(self.token_ids[:n], np.int32)])
+        self._feed_on(np.concatenate([self.prompt, np.array(self.token_ids[:n], np.int32)]))
+
+    def _feed_on(self, feed: Tokens) -> None:
+        self.feed, self.keys = feed, row_keys(feed)
+        self.hit, self.hit_looked, self.loading, self.read_s = None, -1, False, 0.0
 
     def send(self, item: Event | Exception) -> None:
         """Deliver an event or an error; whatever comes after the last is dropped."""
@@ -242,6 +268,8 @@ class Job:
             return self._last("stop", (token,), logprob, pieces)
         if len(self.token_ids) >= self.max_tokens:
             return self._last("length", (token,), logprob, pieces + self.text.finish(cut=True))
+        if self.said is not None:
+            self.said.add(pieces)
         return _event((token,), logprob, pieces)
 
     def cut(self) -> Event:
@@ -251,6 +279,8 @@ class Job:
     def _last(
         self, reason: str, token_ids: tuple[int, ...], logprob: TokenLogprob | None, pieces: Pieces
     ) -> Event:
+        if self.said is not None:
+            self.said.add(pieces)
         return replace(
             _event(token_ids, logprob, pieces),
             finish_reason=reason,

@@ -134,6 +134,33 @@ class Step:
     round: tuple[int, ...] = ()
 
 
+@dataclass(frozen=True)
+class Shortage:
+    """Pages that are to come free before a step is decided, where somebody holds some for nobody.
+
+    Attributes:
+        running: Without them the most senior running sequence that lacks any stands still.
+        waiting: Without them the most senior request that waits is not admitted, though it has a place.
+    """
+
+    running: int = 0
+    waiting: int = 0
+
+
+def shortage(waiting: Sequence[Waiting], running: Sequence[Running], limits: Limits) -> Shortage:
+    """Count the pages that are missing; the arguments are those of `next_step`."""
+    lacks, free = 0, limits.free_pages
+    for r in running:
+        if r.missing and r.limit != 0 and not lacks:
+            free -= r.missing
+            lacks = max(0, -free)
+    wants = 0
+    if waiting and len(running) < limits.max_running:
+        left = limits.free_pages - sum(r.missing for r in running)
+        wants = max(0, _needed(waiting[0], running) - left)
+    return Shortage(lacks, wants)
+
+
 def next_step(
     waiting: Sequence[Waiting], running: Sequence[Running], limits: Limits, costs: Costs = NO_COSTS
 ) -> Step:
@@ -157,7 +184,7 @@ def next_step(
     able = [r for r in running if r.id not in lacking]
     decoding = tuple(r.id for r in able if r.decoding)
     return Step(
-        chunk=_chunk(able, _chunk_rows(bool(decoding), limits, costs), limits.max_sequences),
+        chunk=_chunk(able, chunk_rows(bool(decoding), limits, costs), limits.max_sequences),
         round=decoding[: limits.max_sequences],
     )
 
@@ -239,7 +266,14 @@ def _admitted(waiting: Sequence[Waiting], running: Sequence[Running], limits: Li
     return tuple(admitted)
 
 
-def _chunk_rows(decoding: bool, limits: Limits, costs: Costs) -> int:
+def chunk_rows(decoding: bool, limits: Limits, costs: Costs) -> int:
+    """Size a chunk: as many rows as fit the gap between rounds; where nobody decodes as many as go.
+
+    Args:
+        decoding: Whether anybody waits for rounds.
+        limits: What the engine has.
+        costs: What steps took lately.
+    """
     if not decoding or costs.row_ms <= 0:
         return limits.max_chunk
     left_ms = max(limits.gap_ms, ROUNDS_OF_A_GAP * costs.round_ms) - costs.round_ms

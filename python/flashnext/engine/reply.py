@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from flashnext.engine.events import TokenLogprob
@@ -45,6 +45,33 @@ class Pieces:
             self.text_logprobs + more.text_logprobs,
             self.reasoning_logprobs + more.reasoning_logprobs,
         )
+
+
+@dataclass
+class Said:
+    """All that a chat's reply says, as a later prompt tells it."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[ToolCall] = field(default_factory=list)
+
+    def add(self, pieces: Pieces) -> None:
+        """Add what a token brought."""
+        self.text.append(pieces.text)
+        self.reasoning.append(pieces.reasoning)
+        self.tool_calls += pieces.tool_calls
+
+    def message(self) -> dict[str, Any]:
+        """Write it as a message of a chat."""
+        out: dict[str, Any] = {"role": "assistant", "content": "".join(self.text)}
+        if reasoning := "".join(self.reasoning):
+            out["reasoning_content"] = reasoning
+        if self.tool_calls:
+            out["tool_calls"] = [
+                {"type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+                for call in self.tool_calls
+            ]
+        return out
 
 
 def closing_ids(tokenizer: Tokenizer) -> list[int]:

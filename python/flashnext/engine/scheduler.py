@@ -7,17 +7,33 @@ from bisect import insort
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import NamedTuple
 
+import numpy as np
+
+from flashnext.engine.caching import Caching
 from flashnext.engine.core import ChunkPart, Core, Landed, Session
 from flashnext.engine.defaults import GAP_MS
 from flashnext.engine.events import Counts, TokenLogprob
 from flashnext.engine.job import Job
-from flashnext.engine.policy import Costs, Limits, Running, Step, Waiting, next_step
+from flashnext.engine.marks import Place
+from flashnext.engine.policy import Costs, Limits, Running, Step, Waiting, chunk_rows, next_step, shortage
+from flashnext.engine.prefix_cache import KeptMark
 from flashnext.engine.prefixes import Prefix, find_prefix
+from flashnext.engine.radix import row_keys
+from flashnext.engine.warm import WarmPass, WarmPasses
 from flashnext.errors import DeviceError, OutOfPages
 
 LOOK_AHEAD = 256
 """Waiting jobs that are considered in a step; beyond them nobody would be admitted anyway."""
+
+
+class _Ending(NamedTuple):
+    """A reply that has ended, whose state is to be kept, and tokens that were drawn beyond its end."""
+
+    job: Job
+    beyond: list[int]
 
 
 class Scheduler:
@@ -33,6 +49,7 @@ class Scheduler:
         max_running: int = 1,
         gap_ms: float = GAP_MS,
         clock_s: Callable[[], float] = time.perf_counter,
+        caching: Caching | None = None,
     ) -> None:
         """Schedule the jobs of one core.
 
@@ -41,12 +58,16 @@ class Scheduler:
             max_running: Sequences that run at once.
             gap_ms: How long a decoding sequence may wait for its next round while prompts are read.
             clock_s: The clock that steps and replies are measured by.
+            caching: The prefix cache; by default one that keeps nothing.
         """
         self._core = core
         self._max_running = max_running
         self._gap_ms = gap_ms
         self._costs = Costs()
         self.now_s = clock_s
+        self._caching = caching or Caching(core, 0, clock_s)
+        self._warm = WarmPasses(core, self._caching)
+        self._ending: dict[Session, _Ending] = {}
         self._waiting: list[Job] = []  # by rank, like the running ones
         self._running: list[Job] = []
         self._by_session: dict[Session, Job] = {}
@@ -61,7 +82,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._waiting or self._running or self._going)
+        return not (self._waiting or self._running or self._going or self._ending or self._warm.n_pending)
 
     @property
     def counts(self) -> Counts:
@@ -72,6 +93,7 @@ class Scheduler:
             free_pages=self._core.free_pages(),
             preempted=self._n_preempted,
             forked=self._n_forked,
+            cache=replace(self._caching.counts, warm_passes=self._warm.n_done, warming=self._warm.n_pending),
         )
 
     def add(self, job: Job) -> None:
@@ -85,6 +107,11 @@ class Scheduler:
         self._stale = True
         if job.cancelled:
             self._cancelled.append(job)
+
+    def add_warm(self, warm: WarmPass) -> None:
+        """Read a history once nobody waits or reads."""
+        self._warm.add(warm)
+        self._stale = True
 
     def cancel(self, job: Job) -> None:
         """End a job soon, wherever it stands. From any thread."""
@@ -107,6 +134,9 @@ class Scheduler:
         for job in [*self._waiting, *self._running]:
             self._fail(job, error)
         self._stop()
+        self._end_replies(keep=False)
+        self._warm.clear()
+        self._caching.cache.clear()
 
     def step(self) -> None:
         """Do the next thing: end what was cancelled, preempt, admit, read a chunk, run or await rounds.
@@ -114,17 +144,27 @@ class Scheduler:
         What fails in a sequence's own step ends that sequence with its error, and no other.
         """
         self._end_cancelled()
+        if self._ending:
+            self._stop()  # a state is kept with nothing in flight
+            self._end_replies()
         if self._going and not self._stale and self._core.free_pages() <= self._free_pages:
             self._land_rounds(self._device(self._going, self._core.take))
             return
-        # Sessions are forked with nothing in flight, and who came short is left out until another start.
-        if self._going and (self._short or self._next_fork()):
+        if self._waiting or any(job.unread for job in self._running):
+            self._warm.yield_now()
+        # Sessions are made of others with nothing in flight, and who came short is left out until another
+        # start.
+        if self._going and (self._short or self._next_fork() or self._next_resumed()):
             self._stop()
             return
         while fork := self._next_fork():
             self._fork(fork)
+        while job := self._next_resumed():
+            self._resume(job)
         step = self._decide()
-        if self._going and not step.admit and (step.chunk or not step.round):
+        busy = self._waiting or step.chunk or any(job.unread for job in self._running)
+        warm = not busy and self._warm.next()
+        if self._going and not step.admit and (step.chunk or warm or not step.round):
             self._stop()  # and decide again by what has landed
             return
         jobs = {job.id: job for job in self._running}
@@ -134,6 +174,8 @@ class Scheduler:
             self._admit(step.admit)
         elif step.chunk:
             self._step([(jobs[part.id], part.n) for part in step.chunk], [jobs[i] for i in step.round])
+        elif warm:
+            self._read_warm([jobs[i] for i in step.round])
         elif step.round:
             self._go_on([jobs[i] for i in step.round])
         else:
@@ -142,28 +184,39 @@ class Scheduler:
     # --- deciding
 
     def _decide(self) -> Step:
-        core = self._core
+        """Decide what to do, once the cache has given way where that helps."""
         self._stale = False
-        self._free_pages = core.free_pages()
-        limits = Limits(
-            self._max_running, core.max_chunk, self._free_pages, core.max_sequences, gap_ms=self._gap_ms
-        )
-        forks: dict[Job, int] = {}  # where the next one is, of those who are waited for
-        for job in self._running:
-            if job.prefix:
-                reader, n = job.prefix.reader, job.prefix.n
-                forks[reader] = min(n, forks.get(reader, n))
-        return next_step(
-            [self._as_waiting(job, i) for i, job in enumerate(self._waiting[:LOOK_AHEAD])],
-            [self._as_running(job, forks) for job in self._running],
-            limits,
-            self._costs,
-        )
+        while True:
+            self._free_pages = self._core.free_pages()
+            forks: dict[Job, int] = {}  # where the next one is, of those who are waited for
+            for job in self._running:
+                if job.prefix:
+                    reader, n = job.prefix.reader, job.prefix.n
+                    forks[reader] = min(n, forks.get(reader, n))
+            waiting = [self._as_waiting(job, i) for i, job in enumerate(self._waiting[:LOOK_AHEAD])]
+            running = [self._as_running(job, forks) for job in self._running]
+            limits = self._limits()
+            short = shortage(waiting, running, limits)
+            # Running sequences get whatever there is; a request that waits only what is enough for it.
+            n = max(short.running, short.waiting if self._caching.can_give(short.waiting) else 0)
+            if not n or not (self._warm.give_way() or self._caching.give_way(n, self._hits())):
+                return next_step(waiting, running, limits, self._costs)
+
+    def _hits(self) -> set[KeptMark]:
+        """Name the marks that those who come next go on from."""
+        first = self._waiting[: self._max_running]
+        return {job.hit for job in (*self._running, *first) if job.hit is not None and job.session is None}
+
+    def _limits(self) -> Limits:
+        core = self._core
+        free = max(0, self._caching.free_pages())
+        return Limits(self._max_running, core.max_chunk, free, core.max_sequences, gap_ms=self._gap_ms)
 
     def _as_waiting(self, job: Job, place: int) -> Waiting:
         # Only those near the front may soon be admitted, and a look at the others' prompts takes time.
-        prefix = self._prefix(job) if place < self._max_running else None
-        pages = self._core.pages(len(job.feed)) - self._pages_of(prefix)
+        pages = self._core.pages(len(job.feed))
+        if place < self._max_running:
+            pages -= max(self._pages_of(self._prefix(job)), self._caching.shared_pages(job))
         return Waiting(job.id, pages, job.background, job.resumed, job.overtaken)
 
     def _as_running(self, job: Job, forks: Mapping[Job, int]) -> Running:
@@ -172,7 +225,8 @@ class Scheduler:
         if job.short:
             missing = max(1, self._core.pages(job.next_positions) - held)
         elif job.unread:
-            missing = max(0, self._core.pages(len(job.feed)) - max(held, self._pages_of(job.prefix)))
+            shared = 0 if job.session else max(self._pages_of(job.prefix), self._caching.shared_pages(job))
+            missing = max(0, self._core.pages(len(job.feed)) - max(held, shared))
         if job.unread:
             limit = 0 if job.prefix else forks[job] - job.n_read if job in forks else None
         return Running(job.id, job.unread, limit, missing, held, job.background, job.protected)
@@ -182,11 +236,14 @@ class Scheduler:
 
         Those are served before it, so that nobody waits for one who waits for its pages.
         """
-        if job.looked != self._n_changes:
-            job.looked = self._n_changes
-            least = 0 if job.scores else self._core.least_shared  # it has to read all of its prompt
-            readers = [r for r in self._running if r.rank < job.rank and r.unread] if least else []
-            job.seen = find_prefix(job.feed, readers, least)
+        version = self._n_changes, self._caching.cache.version
+        if job.looked != version:
+            job.looked = version
+            least = 0 if job.scores or not job.cache else self._core.least_shared  # it has to read it all
+            if least and (hit := self._caching.look(job)):
+                least = max(least, hit.n + 1)
+            readers = [r for r in self._running if r.rank < job.rank and r.unread and r.cache]
+            job.seen = find_prefix(job.feed, readers if least else [], least)
         return job.seen
 
     def _pages_of(self, prefix: Prefix[Job] | None) -> int:
@@ -248,10 +305,30 @@ class Scheduler:
             return  # it reads by itself
         with self._contained(job), suppress(OutOfPages):  # without a page for the copy, too
             self._give_session(job, self._core.fork(prefix.reader.session))
-            job.n_read = prefix.n
+            job.n_read, job.read_s = prefix.n, prefix.reader.read_s
             self._n_forked += 1
             if not job.resumed:
                 job.n_cached = min(prefix.n, len(job.prompt))
+
+    def _next_resumed(self) -> Job | None:
+        """Find one that goes on from a mark of the prefix cache."""
+        return next(
+            (
+                job
+                for job in self._running
+                if job.session is None and job.unread and not job.prefix and self._caching.look(job)
+            ),
+            None,
+        )
+
+    def _resume(self, job: Job) -> None:
+        """Let a job go on from a mark; where that cannot be, it reads by itself."""
+        with self._contained(job):
+            session = self._caching.resume(job)
+            if session is None:
+                session = self._core.open()
+                self._caching.missed(job)
+            self._give_session(job, session)
 
     def _give_session(self, job: Job, session: Session) -> Session:
         job.session = session
@@ -261,29 +338,64 @@ class Scheduler:
     def _step(self, chunk: Sequence[tuple[Job, int]], round: Sequence[Job]) -> None:
         """Read a chunk and run a round."""
         parts: dict[Session, tuple[Job, int]] = {}
+        tapped: dict[Session, tuple[Place, ...]] = {}
         passed: list[ChunkPart] = []
         for job, n in chunk:
             with self._contained(job):
-                session = job.session or self._give_session(job, self._core.open())
+                if job.session is None:
+                    self._resume(job)
+                session = job.session
+                if session is None:  # it has failed
+                    continue
                 last = n == job.unread
                 if last or job.scores:
                     self._core.begin(session, job.options())
-                parts[session] = (job, n)
+                places = job.places if job.cache and job.n_read < len(job.prompt) else ()
+                taps = self._caching.taps(job.keys[: len(job.prompt)], places, job.n_read, n, job.hit)
+                parts[session], tapped[session] = (job, n), taps
                 tokens = job.feed[job.n_read : job.n_read + n]
-                passed.append(ChunkPart(session, tokens, last, job.scored_of(n)))
+                marks = tuple(place.n - job.n_read for place in taps)
+                passed.append(ChunkPart(session, tokens, last, job.scored_of(n), marks))
         sessions = [job.session for job in round if job.session]
         self._stale = True
         if not passed and not sessions:
             return
-        began = self.now_s()
-        landed = self._device([*parts, *sessions], lambda: self._core.step(passed, sessions))
-        self._measure_chunk((self.now_s() - began) * 1e3, sum(n for _, n in parts.values()), bool(sessions))
+        landed, row_s = self._pass(passed, sessions)
         unread = {one.session for one in landed if one.error or one.short}
+        for one in landed:
+            if one.snapshots:
+                job, _ = parts[one.session]
+                places = tapped[one.session]
+                self._caching.keep(job.keys, places, one.snapshots, job.n_read, job.read_s, row_s)
         for session, (job, n) in parts.items():
             if session not in unread:
                 job.n_read += n
+                job.read_s += n * row_s
                 job.short = False
         self._land(landed)
+
+    def _pass(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> tuple[Sequence[Landed], float]:
+        """Read a chunk and run a round; returns what has landed, and what a row of the chunk took."""
+        began = self.now_s()
+        landed = self._device(
+            [*(part.session for part in chunk), *round], lambda: self._core.step(chunk, round)
+        )
+        ms, n_rows = (self.now_s() - began) * 1e3, sum(len(part.tokens) for part in chunk)
+        if not n_rows:
+            return landed, 0.0
+        row_ms = max(ms / 10, ms - self._costs.round_ms * bool(round)) / n_rows
+        self._costs = Costs(_smoothed(self._costs.row_ms, row_ms), self._costs.round_ms)
+        return landed, row_ms / 1e3
+
+    def _read_warm(self, round: Sequence[Job]) -> None:
+        """Read some more of a history, beside a round."""
+        part = self._warm.part(chunk_rows(True, self._limits(), self._costs))
+        sessions = [job.session for job in round if job.session]
+        landed, row_s = self._pass([part], sessions)
+        self._stale = True
+        own = [one for one in landed if one.session is part.session]
+        self._warm.landed(len(part.tokens), own, row_s)
+        self._land([one for one in landed if one.session is not part.session])
 
     def _go_on(self, round: Sequence[Job]) -> None:
         """Let rounds go on by themselves, and await what lands next."""
@@ -320,16 +432,12 @@ class Scheduler:
             self._going = []
             with suppress(Exception):  # its sessions are lost whatever they came to
                 self._core.stop()
+            self._end_replies(keep=False)
             for session in sessions:
                 job = self._by_session.get(session)
                 if job is not None:
                     self._fail(job, error)
             return []
-
-    def _measure_chunk(self, ms: float, n_rows: int, with_round: bool) -> None:
-        if n_rows:
-            row_ms = max(ms / 10, ms - self._costs.round_ms * with_round) / n_rows
-            self._costs = Costs(_smoothed(self._costs.row_ms, row_ms), self._costs.round_ms)
 
     def _measure_round(self, ms: float) -> None:
         self._costs = Costs(self._costs.row_ms, _smoothed(self._costs.round_ms, ms))
@@ -351,6 +459,8 @@ class Scheduler:
         for one in landed:
             job = self._by_session.get(one.session)
             if job is None:  # it has ended in the meantime
+                if one.session in self._ending:
+                    self._ending[one.session].beyond.extend(drawn.token for drawn in one.tokens)
                 continue
             if one.error is not None:
                 self._fail(job, one.error)
@@ -363,9 +473,10 @@ class Scheduler:
             if one.short:
                 job.short = True
                 self._short, self._stale = bool(self._going), True
+        self._caching.keep_within()
 
     def _take_tokens(self, job: Job, landed: Landed) -> None:
-        for drawn in landed.tokens:
+        for i, drawn in enumerate(landed.tokens):
             was_protected = job.protected
             event = job.take(drawn, self.now_s())
             job.short = False
@@ -373,9 +484,11 @@ class Scheduler:
             if event is None:
                 continue
             if event.finish_reason is not None:
-                self._drop(job)
+                self._finish(job, [drawn.token for drawn in landed.tokens[i + 1 :]])
             job.send(event)
             if event.finish_reason is not None:
+                if job.said is not None:
+                    job.ended_with(job.said)
                 return
             if job.text.out_of_thoughts:
                 self._close_thoughts(job)  # whatever was drawn beyond does not count
@@ -395,6 +508,33 @@ class Scheduler:
             yield
         except Exception as error:
             self._fail(job, error)
+
+    def _finish(self, job: Job, beyond: list[int]) -> None:
+        """Take out a job whose reply is whole; its state may be kept.
+
+        Args:
+            job: The job.
+            beyond: Tokens that were drawn behind the end.
+        """
+        session = job.session
+        # Where the two classes differ, what rounds made is nobody else's.
+        kept = job.cache and self._caching.cache.limit_bytes > 0 and self._core.prompt_equals_window
+        if kept and session is not None:
+            self._by_session.pop(session)
+            self._ending[session] = _Ending(job, beyond)
+            job.session = None
+        self._drop(job)
+
+    def _end_replies(self, keep: bool = True) -> None:
+        """Keep the states of replies that have ended. Nothing may be in flight."""
+        ending, self._ending = self._ending, {}
+        for session, (job, beyond) in ending.items():
+            if keep:
+                tokens = np.array([*job.token_ids, *beyond], np.int32)
+                keys = row_keys(np.concatenate([job.prompt, tokens]))
+                cost_s = job.read_s + (len(keys) - len(job.feed)) * self._costs.row_ms / 1e3
+                self._caching.keep_end(session, keys, cost_s)
+            session.close()
 
     def _fail(self, job: Job, error: Exception) -> None:
         self._drop(job)

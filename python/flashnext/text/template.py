@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.text.messages import InvalidField, canonical_messages, canonical_tools
 from flashnext.text.sandbox import TemplateEnvironment, TemplateRefusalError
 from flashnext.text.tokenizer import Tokenizer, read_tokenizer_config
+from flashnext.text.turns import Turns, find_turns, stable_tokens
 from flashnext.text.written import Written
 
 RENDER_LIMIT_S = 10.0
@@ -76,11 +78,13 @@ class Prompt:
         token_ids: What the model reads.
         text: The same as text, for people; two different prompts may look alike in it.
         in_thinking: Whether the reply begins inside a `<think>` block.
+        turns: Where it may be cut, if that was asked for.
     """
 
     token_ids: list[int]
     text: str
     in_thinking: bool
+    turns: Turns | None = None
 
 
 class ChatTemplate:
@@ -170,6 +174,8 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: TemplateOptions | None = None,
+        *,
+        turns: bool = False,
     ) -> Prompt:
         """Write the prompt for the assistant's next turn.
 
@@ -177,18 +183,40 @@ class ChatTemplate:
             messages: A chat in OpenAI's form; made canonical here (`canonical_messages`).
             tools: Tools in OpenAI's form.
             options: Options of the template.
+            turns: Find where the prompt may be cut too, which takes some more renderings.
 
         Raises:
             InvalidField: A message or a tool cannot be read.
             InvalidArgument: The template refuses the chat, fails on it, or takes too long.
         """
-        text = self._render(
-            canonical_messages(messages), canonical_tools(tools), options or TemplateOptions()
-        )
-        ids = self._tokenizer.encode_written(text)
-        return Prompt(ids, text.plain(), self.ends_in_thinking(ids))
+        chat = canonical_messages(messages)
+        render = partial(self._render, tools=canonical_tools(tools), options=options or TemplateOptions())
+        text = render(chat)
+        ids, edges = self._tokenizer.encode_with_edges(text)
+        found = find_turns(render, chat, text, edges) if turns else None
+        return Prompt(ids, text.plain(), self.ends_in_thinking(ids), found)
 
-    def _render(self, messages: list[dict[str, Any]], tools: Any, options: TemplateOptions) -> Written:
+    def history(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: TemplateOptions | None = None,
+    ) -> list[int]:
+        """Write what every prompt begins with that goes on behind a chat's newest reply.
+
+        Args:
+            messages: The chat; the last message is the assistant's.
+            tools: Tools in OpenAI's form.
+            options: Options of the template.
+
+        Raises:
+            InvalidArgument: As `render`.
+        """
+        chat = canonical_messages(messages)
+        render = partial(self._render, tools=canonical_tools(tools), options=options or TemplateOptions())
+        return stable_tokens(render, chat, self._tokenizer.encode_with_edges)
+
+    def _render(self, messages: list[dict[str, Any]], *, tools: Any, options: TemplateOptions) -> Written:
         try:
             return self._run(messages, tools, options)
         except TemplateRefusalError as e:
@@ -274,7 +302,9 @@ class ChatTemplate:
         for tools in (None, _PROBE_TOOLS):
             for thinking in (None, False):
                 try:
-                    text = self._render(_PROBE, tools, TemplateOptions(enable_thinking=thinking))
+                    text = self._render(
+                        _PROBE, tools=tools, options=TemplateOptions(enable_thinking=thinking)
+                    )
                 except InvalidArgument as e:
                     raise CheckpointError(f"chat template: fails on a plain chat: {e}") from None
                 if self._tokenizer.encode_written(text) != self._tokenizer.encode_written(

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -39,6 +39,13 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 _BYTE_OF = _byte_alphabet()
+
+
+class Edge(NamedTuple):
+    """The end of a control token in a text: characters, and tokens, up to there."""
+
+    n_chars: int
+    n_tokens: int
 
 
 class Tokenizer:
@@ -132,7 +139,16 @@ class Tokenizer:
 
     def encode_written(self, text: Written) -> list[int]:
         """Token ids of a rendered template, control tokens where its own characters spell one."""
+        return self.encode_with_edges(text)[0]
+
+    def encode_with_edges(self, text: Written) -> tuple[list[int], list[Edge]]:
+        """Do the same, and say where control tokens end.
+
+        What stands between two of them is tokenized by itself, so texts that agree up to such an end have the
+        same ids up to there, whatever follows.
+        """
         ids: list[int] = []
+        edges: list[Edge] = []
         plain = text.plain()
         at = 0
         for start, end in text.spans:
@@ -141,7 +157,8 @@ class Tokenizer:
                     ids += self.encode(plain[at : match.start()])
                 ids.append(self.control_ids[match.group()])
                 at = match.end()
-        return ids + self.encode(plain[at:]) if at < len(plain) else ids
+                edges.append(Edge(at, len(ids)))
+        return (ids + self.encode(plain[at:]) if at < len(plain) else ids), edges
 
     def control_spelling(self, token_id: int) -> str | None:
         """Return the spelling of a control token, None for any other id."""

@@ -1,0 +1,221 @@
+"""What the scheduler does with the prefix cache on the core: looks, resumes, taps, keeps, gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
+
+from flashnext.engine.core import Core, Session, Snapshot, Tokens
+from flashnext.engine.events import CacheCounts
+from flashnext.engine.job import Job
+from flashnext.engine.marks import Kind, Place
+from flashnext.engine.prefix_cache import CacheOptions, KeptMark, PrefixCache
+from flashnext.engine.radix import Keys
+from flashnext.errors import DeviceError, InvalidArgument, OutOfMemory, OutOfPages
+
+
+class Caching:
+    """A prefix cache over a core. The engine's thread uses it, save for `counts`.
+
+    Attributes:
+        cache: What is kept.
+    """
+
+    def __init__(
+        self, core: Core, limit_bytes: int, clock_s: Callable[[], float], options: CacheOptions | None = None
+    ) -> None:
+        """Keep nothing yet.
+
+        Args:
+            core: Whose snapshots are kept.
+            limit_bytes: Most that they may take; 0 for no cache.
+            clock_s: The clock by which marks age.
+            options: How marks are chosen and how they age.
+        """
+        self.cache = PrefixCache(limit_bytes, core.block_bytes, core.page_bytes, options)
+        self._core = core
+        self._now_s = clock_s
+        self._n_hits = self._n_misses = self._n_hit_tokens = 0
+
+    @property
+    def counts(self) -> CacheCounts:
+        """What it holds and has done; from any thread."""
+        cache = self.cache
+        return CacheCounts(
+            limit_bytes=cache.limit_bytes,
+            blocks_bytes=self._core.snapshot_bytes(),
+            pages_bytes=cache.pages_bytes,
+            marks=len(cache.marks),
+            hits=self._n_hits,
+            misses=self._n_misses,
+            hit_tokens=self._n_hit_tokens,
+            evicted=cache.n_evicted,
+        )
+
+    # --- pages
+
+    def free_pages(self) -> int:
+        """Count the pages that may be taken: the pool has some in place of which there are blocks."""
+        return self._core.free_pages() + self._core.snapshot_bytes() // -self._core.page_bytes
+
+    def give_way(self, n_pages: int, spare: Collection[KeptMark] = ()) -> bool:
+        """Evict the least useful marks until so many more pages are free.
+
+        Returns:
+            Whether anything was evicted.
+        """
+        enough = self.free_pages() + n_pages
+        gave = False
+        while self.free_pages() < enough and self.cache.give_way(self._now_s(), spare):
+            gave = True
+        return gave
+
+    def can_give(self, n_pages: int) -> bool:
+        """Whether so many pages would come free if all marks gave way."""
+        blocks = -(self._core.snapshot_bytes() // -self._core.page_bytes)
+        return n_pages <= self._core.snapshot_pages() + blocks
+
+    def keep_within(self) -> None:
+        """Evict where sequences have taken pages in place of which there are blocks."""
+        missing = -self.free_pages()
+        if missing > 0:
+            self.give_way(missing)
+
+    # --- going on from a mark
+
+    def look(self, job: Job) -> KeptMark | None:
+        """Find the deepest mark that a job may go on from."""
+        if not job.cache or job.scores:  # it has to read all of its prompt
+            return None
+        if job.hit_looked != self.cache.version:
+            job.hit_looked = self.cache.version
+            job.hit = self.cache.find(job.keys)
+        return job.hit
+
+    def shared_pages(self, job: Job) -> int:
+        """Count the pages that a job shares with the mark that it would go on from."""
+        hit = self.look(job)
+        if hit is None or hit.value.snapshot is None:
+            return 0
+        return (hit.n - 1) // self.cache.options.page
+
+    def resume(self, job: Job) -> Session | None:
+        """Make the session of a job that goes on from the deepest mark, and say so in the job.
+
+        Returns:
+            None where there is no mark, or no page for the copy; the job then reads by itself.
+        """
+        hit = self.look(job)
+        session = self.resumed(hit, job.feed)
+        if hit is None or session is None:
+            return None
+        job.n_read, job.read_s = hit.n, hit.value.cost_s
+        if not job.resumed:
+            job.n_cached = min(hit.n, len(job.prompt))
+            self._n_hits += 1
+            self._n_hit_tokens += hit.n
+        return session
+
+    def missed(self, job: Job) -> None:
+        """Count a job that reads its prompt from the beginning."""
+        if job.cache and not job.resumed and self.cache.limit_bytes:
+            self._n_misses += 1
+
+    def resumed(self, hit: KeptMark | None, tokens: Tokens) -> Session | None:
+        """Make a session that goes on from a mark; None where there is none, or no page for the copy."""
+        while hit is not None and hit.value.snapshot is not None:
+            try:
+                session = self._core.resume(hit.value.snapshot, tokens[: hit.n])
+            except (OutOfPages, OutOfMemory):
+                if not self.cache.give_way(self._now_s(), [hit]):
+                    break
+            else:
+                self.cache.use(hit, self._now_s())
+                return session
+        return None
+
+    # --- keeping
+
+    def taps(
+        self, keys: Keys, places: Sequence[Place], n_read: int, n: int, hit: KeptMark | None
+    ) -> tuple[Place, ...]:
+        """Choose the places in the next n rows whose states are to be kept, and make room for them.
+
+        Args:
+            keys: Of the whole prompt.
+            places: All of its places.
+            n_read: Rows that have been read.
+            n: Rows of the chunk.
+            hit: What it went on from; stays if it can.
+        """
+        due = [p for p in self.cache.wanted(keys, places) if n_read < p.n <= n_read + n]
+        if not due:
+            return ()
+        base = self.cache.deepest(keys[:n_read])
+        n_base = base.n if base is not None and base.value.snapshot is not None else 0
+        keep = {mark for mark in (hit, base) if mark is not None}
+        chosen: list[Place] = []
+        for place in sorted(due, key=lambda place: (-place.kind, -place.n)):
+            rows = max(p.n for p in (place, *chosen)) - n_base
+            needed = self.cache.bytes_of(rows) + len(chosen) * self._core.block_bytes
+            if not self.cache.make_room(needed, self._now_s(), keep):
+                break
+            chosen.append(place)
+        return tuple(sorted(chosen, key=lambda place: place.n))
+
+    def keep(
+        self,
+        keys: Keys,
+        places: Sequence[Place],
+        snapshots: Sequence[Snapshot | None],
+        n_read: int,
+        read_s: float,
+        row_s: float,
+    ) -> int:
+        """Take over the snapshots of a chunk.
+
+        Args:
+            keys: Of the whole prompt.
+            places: Where they were tapped.
+            snapshots: Of these, None for those that there was no memory for.
+            n_read: Rows before the chunk.
+            read_s: What reading those took.
+            row_s: What a row of the chunk took.
+
+        Returns:
+            How many rows of the prompt are kept at most; 0 where none of these were.
+        """
+        deepest = 0
+        for place, snapshot in zip(places, snapshots, strict=False):
+            if snapshot is not None:
+                cost_s = read_s + (place.n - n_read) * row_s
+                kept = self.cache.insert(keys[: place.n], place.kind, snapshot, cost_s, self._now_s())
+                deepest = place.n if kept else deepest
+        return deepest
+
+    def keep_end(self, session: Session, keys: Keys, cost_s: float) -> int:
+        """Keep where a session stands: at the end of a reply, or of a pass that is given up.
+
+        Args:
+            session: With nothing in flight.
+            keys: Of all rows that it may have.
+            cost_s: What reading them takes.
+
+        Returns:
+            How many rows are kept; 0 for none.
+        """
+        base = self.cache.deepest(keys)
+        n_base = base.n if base is not None and base.value.snapshot is not None else 0
+        keep = {base} if base is not None else set()
+        if len(keys) == n_base or not self.cache.make_room(
+            self.cache.bytes_of(len(keys) - n_base), self._now_s(), keep
+        ):
+            return 0
+        with suppress(OutOfMemory, OutOfPages, InvalidArgument, DeviceError):  # nobody waits for it
+            snapshot = self._core.snapshot(session)
+            n = snapshot.n
+            if n > len(keys):
+                snapshot.close()
+            elif self.cache.insert(keys[:n], Kind.END, snapshot, cost_s, self._now_s()) is not None:
+                return n
+        return 0

@@ -1,0 +1,377 @@
+"""What of the prompts that were read is kept, and what goes first: a policy without clock, files or threads.
+
+Kept are snapshots at marks (`engine/marks.py`), found again by the rows before them (`engine/radix.py`). A
+snapshot takes a block of its own and shares pages with others; both are counted exactly, a page once. What
+frees most memory for the least time goes first: docs/prefix-cache.md.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from flashnext.checkpoint.config import PAGE_TOKENS
+from flashnext.engine.core import Snapshot
+from flashnext.engine.marks import Kind, Place
+from flashnext.engine.radix import Keys, Mark, RadixTree
+
+
+@dataclass(frozen=True)
+class CacheOptions:
+    """How marks are chosen and how they age.
+
+    Attributes:
+        page: Rows of a page.
+        spacing: Tokens between kept marks, at least; the newest two and system prompts may lie closer.
+        half_life_s: What a mark is worth halves in so many seconds without use.
+        thin_s: The spacing of marks doubles in so many seconds without use.
+        most_marks: Marks in memory.
+        pinned_share: Part of the limit that pinned marks may take.
+    """
+
+    page: int = PAGE_TOKENS
+    spacing: int = 1024
+    half_life_s: float = 600.0
+    thin_s: float = 900.0
+    most_marks: int = 4096
+    pinned_share: float = 0.5
+
+
+@dataclass(eq=False)
+class Kept:
+    """What is kept at a mark.
+
+    Attributes:
+        kind: Why it is there.
+        cost_s: What reading all of it took, in seconds.
+        used_s: When it was made or used last.
+        snapshot: In memory; None where it is in the spill directory alone, and of the tree's root.
+        pages: Ids of its pages, by position.
+        stored: Whether the spill directory has it.
+        pinned: Whether it goes after all that are not.
+    """
+
+    kind: Kind
+    cost_s: float
+    used_s: float
+    snapshot: Snapshot | None = None
+    pages: tuple[int, ...] = field(default=(), repr=False)
+    stored: bool = False
+    pinned: bool = False
+
+
+KeptMark = Mark[Kept]
+
+
+class PrefixCache:
+    """The marks in memory and in the spill directory.
+
+    Attributes:
+        limit_bytes: Most that blocks and pages take together.
+        n_evicted: Marks that gave way.
+        version: Another number whenever what can be found has changed.
+        dropped: Told of each mark that leaves memory while its snapshot is still open; not of those that are
+            too close to others.
+    """
+
+    def __init__(
+        self, limit_bytes: int, block_bytes: int, page_bytes: int, options: CacheOptions | None = None
+    ) -> None:
+        """Keep nothing yet.
+
+        Args:
+            limit_bytes: Most that blocks and pages take together.
+            block_bytes: What the block of a snapshot takes.
+            page_bytes: What a page takes.
+            options: How marks are chosen and how they age.
+        """
+        self.limit_bytes = limit_bytes
+        self.options = options or CacheOptions()
+        self.n_evicted = self.version = 0
+        self.dropped: Callable[[KeptMark], None] = lambda mark: None
+        self._block_bytes = block_bytes
+        self._page_bytes = page_bytes
+        self._tree = RadixTree(Kept(Kind.SPACED, 0.0, 0.0), self.options.page)
+        self._memory: dict[KeptMark, None] = {}  # in the order of their coming
+        self._pages = Counter[int]()  # how many marks in memory refer to each
+
+    # --- what there is
+
+    @property
+    def marks(self) -> Collection[KeptMark]:
+        """Those in memory."""
+        return self._memory.keys()
+
+    @property
+    def blocks_bytes(self) -> int:
+        """Bytes of all blocks."""
+        return len(self._memory) * self._block_bytes
+
+    @property
+    def pages_bytes(self) -> int:
+        """Bytes of all pages, each counted once."""
+        return len(self._pages) * self._page_bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of everything."""
+        return self.blocks_bytes + self.pages_bytes
+
+    @property
+    def most_marks(self) -> int:
+        """Marks that there is room for, pages aside."""
+        return min(self.options.most_marks, self.limit_bytes // self._block_bytes)
+
+    def bytes_of(self, n_rows: int) -> int:
+        """Count what a mark takes that shares nothing."""
+        return self._block_bytes + -(-n_rows // self.options.page) * self._page_bytes
+
+    def keys_of(self, mark: KeptMark) -> Keys:
+        """Give the rows before a mark."""
+        return self._tree.keys_of(mark)
+
+    def find(self, keys: Keys) -> KeptMark | None:
+        """Find the deepest mark of a prompt, strictly below its last row: that one is always read anew.
+
+        Args:
+            keys: (n,) of the whole prompt.
+        """
+        return self.deepest(keys[:-1])
+
+    def deepest(self, keys: Keys) -> KeptMark | None:
+        """Find the deepest mark on the way of a sequence, its end included."""
+        found = None
+        for found in self._tree.path(keys):  # noqa: B007
+            pass
+        return found
+
+    # --- what is added
+
+    def use(self, mark: KeptMark, now_s: float) -> None:
+        """Take note that a prompt goes on from a mark; a system prompt that others begin with is pinned."""
+        mark.value.used_s = now_s
+        if mark.value.kind == Kind.SYSTEM and not mark.value.pinned:
+            mark.value.pinned = True
+            self._limit_pinned(now_s)
+
+    def wanted(self, keys: Keys, places: Sequence[Place]) -> tuple[Place, ...]:
+        """Choose the places of a prompt whose states are to be kept, in ascending order.
+
+        Args:
+            keys: Of the whole prompt.
+            places: Ascending.
+        """
+        at = {mark.n: mark for mark in self._tree.path(keys)}
+        for place in places:  # one that was found by its distance may turn out to be a system prompt's end
+            if place.n in at:
+                at[place.n].value.kind = max(at[place.n].value.kind, place.kind)
+        there = {n for n, mark in at.items() if mark.value.snapshot is not None}
+        kept, chosen = sorted(there), list[Place]()
+        newest = {place.n for place in places[-2:]}
+        for place in places:
+            if place.n in there:
+                continue
+            close = any(abs(place.n - n) < self.options.spacing for n in kept)
+            if not close or place.n in newest or place.kind == Kind.SYSTEM:
+                chosen.append(place)
+                kept.append(place.n)
+        most = self.most_marks
+        if len(chosen) > most:  # the best reasons, and of equal ones the deepest
+            chosen = sorted(chosen, key=lambda place: (place.kind, place.n))[len(chosen) - most :]
+            chosen.sort(key=lambda place: place.n)
+        return tuple(chosen)
+
+    def insert(
+        self, keys: Keys, kind: Kind, snapshot: Snapshot, cost_s: float, now_s: float
+    ) -> KeptMark | None:
+        """Keep a snapshot, which is the cache's from now on; closed where it is not kept.
+
+        Args:
+            keys: (snapshot.n,), the rows that it was made of.
+            kind: Why it is kept.
+            snapshot: Of the state behind them.
+            cost_s: What reading them took.
+            now_s: The time.
+        """
+        assert len(keys) == snapshot.n
+        self.version += 1
+        mark = self._tree.at(keys)
+        if mark is None:
+            mark = self._tree.insert(keys, Kept(kind, cost_s, now_s))
+        kept = mark.value
+        if kept.snapshot is not None:
+            snapshot.close()
+        else:
+            kept.snapshot, kept.pages = snapshot, snapshot.page_ids
+            self._memory[mark] = None
+            self._pages.update(kept.pages)
+        kept.kind, kept.used_s = max(kept.kind, kind), max(kept.used_s, now_s)
+        self.make_room(0, now_s, keep={mark})
+        if self.size_bytes > self.limit_bytes or len(self._memory) > self.options.most_marks:
+            self._evict(mark)
+            return None
+        self._space(mark, now_s)
+        return mark
+
+    def insert_stored(self, keys: Keys, kind: Kind, cost_s: float, used_s: float, *, pinned: bool) -> None:
+        """Take note of a mark that the spill directory has.
+
+        Args:
+            keys: The rows before it.
+            kind: Why it was kept.
+            cost_s: What reading them took.
+            used_s: When it was used last.
+            pinned: Whether it was pinned.
+        """
+        self.version += 1
+        mark = self._tree.at(keys)
+        if mark is None:
+            mark = self._tree.insert(keys, Kept(kind, cost_s, used_s, pinned=pinned))
+        mark.value.stored = True
+
+    # --- what goes
+
+    def make_room(self, n_bytes: int, now_s: float, keep: Collection[KeptMark] = ()) -> bool:
+        """Evict until so many more bytes stay within the limit; whether they do.
+
+        Nothing is evicted in vain: where not even an empty cache had the room, all stays.
+        """
+        if n_bytes > self.limit_bytes:
+            return False
+        while self.size_bytes + n_bytes > self.limit_bytes or (
+            len(self._memory) > self.options.most_marks - (n_bytes > 0)
+        ):
+            mark = self._least_useful(now_s, keep)
+            if mark is None:
+                return False
+            self._evict(mark)
+        return True
+
+    def give_way(self, now_s: float, spare: Collection[KeptMark] = ()) -> bool:
+        """Evict the least useful mark; those to be spared only where there are no others.
+
+        Returns:
+            Whether there was one.
+        """
+        mark = self._least_useful(now_s, spare) or self._least_useful(now_s, ())
+        if mark is not None:
+            self._evict(mark)
+        return mark is not None
+
+    def thin(self, now_s: float) -> None:
+        """Drop marks that have aged and lie close to others."""
+        for mark in sorted(self._memory, key=lambda mark: mark.n):
+            self._thin_one(mark, now_s)
+
+    def forget_stored(self, mark: KeptMark) -> None:
+        """Take note that the spill directory does not have a mark any more, or cannot give it."""
+        self.version += 1
+        mark.value.stored = False
+        if mark.value.snapshot is None and mark.parent is not None:
+            self._tree.remove(mark)
+
+    def clear(self) -> None:
+        """Give all memory back; what the spill directory has stays known."""
+        for mark in list(self._memory):
+            self._release(mark)
+
+    def to_store(self, n_bytes: int, now_s: float) -> KeptMark | None:
+        """Choose what is to be written to the spill directory next: pinned marks, then who would go first.
+
+        Args:
+            n_bytes: So much free memory is looked ahead for.
+            now_s: The time.
+        """
+        missing = [mark for mark in self._memory if not mark.value.stored]
+        pinned = [mark for mark in missing if mark.value.pinned]
+        if pinned:
+            return pinned[0]
+        ahead = self.size_bytes + n_bytes - self.limit_bytes
+        for mark in sorted(self._memory, key=lambda mark: self.usefulness(mark, now_s)) if missing else ():
+            if ahead <= 0:
+                break
+            if not mark.value.stored:
+                return mark
+            ahead -= self._freed(mark)
+        return None
+
+    def usefulness(self, mark: KeptMark, now_s: float) -> float:
+        """Rate a mark: seconds that it saves over the next shallower one, for each byte that it takes alone.
+
+        Halved with each half-life since it was used last.
+        """
+        assert mark.parent is not None
+        saved_s = max(mark.value.cost_s - mark.parent.value.cost_s, 1e-9)
+        age_s = max(0.0, now_s - mark.value.used_s)
+        return float(saved_s * 0.5 ** (age_s / self.options.half_life_s) / self._freed(mark))
+
+    # ---
+
+    def _freed(self, mark: KeptMark) -> int:
+        """Count the bytes that come free with a mark: its block, and pages that no other one has.
+
+        Sessions share pages from the front, so those are the last ones.
+        """
+        pages = mark.value.pages
+        alone = len(pages) - bisect_left(pages, True, key=lambda page: self._pages[page] == 1)
+        return self._block_bytes + alone * self._page_bytes
+
+    def _least_useful(self, now_s: float, keep: Collection[KeptMark]) -> KeptMark | None:
+        able = [mark for mark in self._memory if mark not in keep]
+        return min(
+            able, key=lambda mark: (mark.value.pinned, self.usefulness(mark, now_s), mark.n), default=None
+        )
+
+    def _evict(self, mark: KeptMark) -> None:
+        self.n_evicted += 1
+        self.dropped(mark)
+        self._release(mark)
+
+    def _release(self, mark: KeptMark) -> None:
+        """Give a mark's memory back; it stays in the tree where the spill directory has it."""
+        kept = mark.value
+        assert kept.snapshot is not None
+        self.version += 1
+        del self._memory[mark]
+        for page in kept.pages:
+            self._pages[page] -= 1
+            if not self._pages[page]:
+                del self._pages[page]
+        kept.snapshot.close()
+        kept.snapshot, kept.pages = None, ()
+        if not kept.stored:
+            self._tree.remove(mark)
+
+    def _space(self, mark: KeptMark, now_s: float) -> None:
+        """Drop what is too close to others on the way to a mark that was added."""
+        above = mark.parent
+        while above is not None and above is not self._tree.root:
+            parent = above.parent
+            self._thin_one(above, now_s)
+            above = parent
+
+    def _thin_one(self, mark: KeptMark, now_s: float) -> None:
+        kept = mark.value
+        if kept.snapshot is None or kept.kind == Kind.SYSTEM or kept.pinned or mark.height < 2:
+            return
+        above = mark.parent
+        while above is not self._tree.root and above is not None and above.value.snapshot is None:
+            above = above.parent
+        assert above is not None
+        doublings = max(0.0, now_s - kept.used_s) / self.options.thin_s
+        if above is not self._tree.root and mark.n - above.n < self.options.spacing * 2.0**doublings:
+            self._release(mark)
+
+    def _limit_pinned(self, now_s: float) -> None:
+        """Let go of the least useful pins where pinned marks take more than their part."""
+        pinned = [mark for mark in self._memory if mark.value.pinned]
+        pinned.sort(key=lambda mark: self.usefulness(mark, now_s))
+        for mark in pinned:
+            held = [other for other in pinned if other.value.pinned]
+            pages = {page for other in held for page in other.value.pages}
+            size = len(held) * self._block_bytes + len(pages) * self._page_bytes
+            if size <= self.limit_bytes * self.options.pinned_share:
+                break
+            mark.value.pinned = False

@@ -1,0 +1,209 @@
+"""Warm passes: the history of a chat read in the background, as its next prompt will tell it."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from flashnext.engine.caching import Caching
+from flashnext.engine.core import ChunkPart, Core, Landed, Session, Tokens
+from flashnext.engine.marks import Place
+from flashnext.engine.radix import Keys, row_keys
+from flashnext.errors import OutOfMemory
+
+MOST_WAITING = 16
+"""Histories that wait to be rendered, and as many to be read; beyond them the oldest is left out."""
+
+LEAST_NEW = 8
+"""Tokens that a pass reads at least: for fewer it is left out."""
+
+
+@dataclass(eq=False)
+class WarmPass:
+    """One history.
+
+    Attributes:
+        tokens: (n,) int32.
+        places: Where its marks lie, its end among them.
+        session: While it is being read.
+        n_read: Tokens that have been read.
+        n_kept: Those of them that the cache has.
+        read_s: What reading them took.
+    """
+
+    tokens: Tokens = field(repr=False)
+    places: tuple[Place, ...]
+    keys: Keys = field(init=False, repr=False)
+    session: Session | None = None
+    n_read: int = 0
+    n_kept: int = 0
+    read_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.keys = row_keys(self.tokens)
+
+
+class WarmPasses:
+    """Those that are to be read; the engine's thread reads one at a time, while nobody waits or reads.
+
+    Attributes:
+        n_done: Histories that were read to their end.
+    """
+
+    def __init__(self, core: Core, caching: Caching) -> None:
+        self._core = core
+        self._caching = caching
+        self._queue: deque[WarmPass] = deque(maxlen=MOST_WAITING)
+        self._taps: tuple[Place, ...] = ()  # of the chunk that is being read
+        self.n_done = 0
+
+    @property
+    def n_pending(self) -> int:
+        """How many have not been read to their end."""
+        return len(self._queue)
+
+    def add(self, warm: WarmPass) -> None:
+        """Read a history in its turn; the oldest that waits gives way."""
+        if len(self._queue) == MOST_WAITING:
+            self._close(self._queue[0])
+        self._queue.append(warm)
+
+    def next(self) -> bool:
+        """Find the next one that keeps anything, and begin to read it; False where there is none."""
+        while self._queue:
+            if self._queue[0].session is not None or self._begin(self._queue[0]):
+                return True
+            self._queue.popleft()
+        return False
+
+    def part(self, n_rows: int) -> ChunkPart:
+        """Give the next tokens of the one that `next` has begun."""
+        warm = self._queue[0]
+        assert warm.session is not None
+        tokens = warm.tokens[warm.n_read : warm.n_read + n_rows]
+        self._taps = self._caching.taps(warm.keys, warm.places, warm.n_read, len(tokens), None)
+        marks = tuple(place.n - warm.n_read for place in self._taps)
+        return ChunkPart(warm.session, tokens, last=False, marks=marks)
+
+    def landed(self, n_rows: int, landed: Sequence[Landed], row_s: float) -> None:
+        """Take what has landed of a part.
+
+        Args:
+            n_rows: Of the part.
+            landed: Empty where the pass failed.
+            row_s: What a row took.
+        """
+        warm = self._queue[0]
+        for one in landed:
+            if one.error is None and not one.short:
+                kept = self._caching.keep(
+                    warm.keys, self._taps, one.snapshots, warm.n_read, warm.read_s, row_s
+                )
+                warm.n_kept = max(warm.n_kept, kept)
+                warm.n_read += n_rows
+                warm.read_s += n_rows * row_s
+                if warm.n_read < len(warm.tokens):
+                    return
+                self.n_done += 1
+        self._close(warm)
+        self._queue.popleft()
+
+    def yield_now(self) -> None:
+        """Make room for requests: keep what has been read, and go on from there another time.
+
+        Nothing may be in flight.
+        """
+        if self._queue and (session := self._queue[0].session) is not None:
+            warm = self._queue[0]
+            if warm.n_read - warm.n_kept >= LEAST_NEW:
+                self._caching.keep_end(session, warm.keys[: warm.n_read], warm.read_s)
+            self._close(warm)
+
+    def give_way(self) -> bool:
+        """Give up the one that is being read; whether there was one."""
+        if not self._queue or self._queue[0].session is None:
+            return False
+        self._close(self._queue.popleft())
+        return True
+
+    def clear(self) -> None:
+        """Give up all."""
+        for warm in self._queue:
+            self._close(warm)
+        self._queue.clear()
+
+    def _begin(self, warm: WarmPass) -> bool:
+        """Begin to read a history, from the deepest mark both share; False where that would keep nothing."""
+        cache, n = self._caching.cache, len(warm.tokens)
+        hit = cache.deepest(warm.keys)
+        if n - (hit.n if hit is not None else 0) < LEAST_NEW or not cache.wanted(warm.keys, warm.places):
+            return False
+        in_memory = hit is not None and hit.value.snapshot is not None
+        shared = (hit.n - 1) // cache.options.page if hit is not None and in_memory else 0
+        if self._core.pages(n) - shared > self._caching.free_pages():
+            return False
+        try:
+            session = self._caching.resumed(hit, warm.tokens)
+            if session is not None and hit is not None:
+                warm.n_read, warm.read_s = hit.n, hit.value.cost_s
+            else:
+                session, warm.n_read, warm.read_s = self._core.open(), 0, 0.0
+        except OutOfMemory:
+            return False
+        warm.session, warm.n_kept = session, warm.n_read
+        return True
+
+    def _close(self, warm: WarmPass) -> None:
+        if warm.session is not None:
+            warm.session.close()
+            warm.session = None
+
+
+class Helper:
+    """A thread for what must not hold up the engine's. It is made when it is first needed."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._work: deque[Callable[[], object]] = deque(maxlen=MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._closed = False
+
+    @property
+    def n_waiting(self) -> int:
+        """Calls that have not been made, the one that is being made included."""
+        return len(self._work) + self._busy
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Have something called soon, and what it raises dropped; the oldest that waits gives way."""
+        with self._changed:
+            if self._closed:
+                return
+            self._work.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Call nothing more; does not wait for what is being called."""
+        with self._changed:
+            self._closed = True
+            self._work.clear()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                while not self._work and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                work, self._busy = self._work.popleft(), True
+            with suppress(Exception):  # nobody waits for it
+                work()
