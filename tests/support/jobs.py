@@ -39,6 +39,7 @@ class Client:
         n_drafts: int = 0,
         background: bool = False,
         most_thoughts: int | None = None,
+        **more: Any,
     ) -> None:
         self.items: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.job = Job(
@@ -53,6 +54,7 @@ class Client:
             deliver=self.items.put,
             background=background,
             closing=tuple(closing_ids(TOKENIZER)),
+            **more,
         )
 
     def events(self) -> list[Event]:

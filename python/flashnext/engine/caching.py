@@ -7,11 +7,15 @@ from contextlib import suppress
 
 from flashnext.engine.core import Core, Session, Snapshot, Tokens
 from flashnext.engine.events import CacheCounts
+from flashnext.engine.guard import Guard
 from flashnext.engine.job import Job
 from flashnext.engine.marks import Kind, Place
 from flashnext.engine.prefix_cache import CacheOptions, KeptMark, PrefixCache
 from flashnext.engine.radix import Keys
 from flashnext.errors import DeviceError, InvalidArgument, OutOfMemory, OutOfPages
+
+TEND_S = 0.5
+"""Between looks at the age of marks and at the memory of the process."""
 
 
 class Caching:
@@ -22,7 +26,12 @@ class Caching:
     """
 
     def __init__(
-        self, core: Core, limit_bytes: int, clock_s: Callable[[], float], options: CacheOptions | None = None
+        self,
+        core: Core,
+        limit_bytes: int,
+        clock_s: Callable[[], float],
+        options: CacheOptions | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """Keep nothing yet.
 
@@ -31,7 +40,11 @@ class Caching:
             limit_bytes: Most that they may take; 0 for no cache.
             clock_s: The clock by which marks age.
             options: How marks are chosen and how they age.
+            guard: Says by how much the cache may grow.
         """
+        self._reserved_bytes = limit_bytes
+        self._guard = guard
+        self._tended_s = clock_s()
         self.cache = PrefixCache(limit_bytes, core.block_bytes, core.page_bytes, options)
         self._core = core
         self._now_s = clock_s
@@ -51,6 +64,18 @@ class Caching:
             hit_tokens=self._n_hit_tokens,
             evicted=cache.n_evicted,
         )
+
+    def tend(self) -> None:
+        """Let marks thin out, and heed the memory guard; does something every now and then."""
+        now_s = self._now_s()
+        if now_s - self._tended_s < TEND_S:
+            return
+        self._tended_s = now_s
+        self.cache.thin(now_s)
+        if self._guard is not None:
+            allowed = self.cache.size_bytes + self._guard.room_bytes
+            self.cache.limit_bytes = max(0, min(self._reserved_bytes, allowed))
+            self.cache.make_room(0, now_s)
 
     # --- pages
 
@@ -158,9 +183,8 @@ class Caching:
         for place in sorted(due, key=lambda place: (-place.kind, -place.n)):
             rows = max(p.n for p in (place, *chosen)) - n_base
             needed = self.cache.bytes_of(rows) + len(chosen) * self._core.block_bytes
-            if not self.cache.make_room(needed, self._now_s(), keep):
-                break
-            chosen.append(place)
+            if self.cache.make_room(needed, self._now_s(), keep):
+                chosen.append(place)
         return tuple(sorted(chosen, key=lambda place: place.n))
 
     def keep(

@@ -119,11 +119,6 @@ class PrefixCache:
         """Bytes of everything."""
         return self.blocks_bytes + self.pages_bytes
 
-    @property
-    def most_marks(self) -> int:
-        """Marks that there is room for, pages aside."""
-        return min(self.options.most_marks, self.limit_bytes // self._block_bytes)
-
     def bytes_of(self, n_rows: int) -> int:
         """Count what a mark takes that shares nothing."""
         return self._block_bytes + -(-n_rows // self.options.page) * self._page_bytes
@@ -159,6 +154,8 @@ class PrefixCache:
     def wanted(self, keys: Keys, places: Sequence[Place]) -> tuple[Place, ...]:
         """Choose the places of a prompt whose states are to be kept, in ascending order.
 
+        Where not all fit, those with the best reasons, and of equal ones the deepest.
+
         Args:
             keys: Of the whole prompt.
             places: Ascending.
@@ -177,11 +174,13 @@ class PrefixCache:
             if not close or place.n in newest or place.kind == Kind.SYSTEM:
                 chosen.append(place)
                 kept.append(place.n)
-        most = self.most_marks
-        if len(chosen) > most:  # the best reasons, and of equal ones the deepest
-            chosen = sorted(chosen, key=lambda place: (place.kind, place.n))[len(chosen) - most :]
-            chosen.sort(key=lambda place: place.n)
-        return tuple(chosen)
+        picked: list[Place] = []
+        for place in sorted(chosen, key=lambda place: (-place.kind, -place.n)):
+            rows = max(p.n for p in (place, *picked))
+            size = self.bytes_of(rows) + len(picked) * self._block_bytes
+            if size <= self.limit_bytes and len(picked) < self.options.most_marks:
+                picked.append(place)
+        return tuple(sorted(picked, key=lambda place: place.n))
 
     def insert(
         self, keys: Keys, kind: Kind, snapshot: Snapshot, cost_s: float, now_s: float

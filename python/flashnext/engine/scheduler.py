@@ -144,6 +144,7 @@ class Scheduler:
         What fails in a sequence's own step ends that sequence with its error, and no other.
         """
         self._end_cancelled()
+        self._caching.tend()
         if self._ending:
             self._stop()  # a state is kept with nothing in flight
             self._end_replies()
@@ -157,10 +158,8 @@ class Scheduler:
         if self._going and (self._short or self._next_fork() or self._next_resumed()):
             self._stop()
             return
-        while fork := self._next_fork():
-            self._fork(fork)
-        while job := self._next_resumed():
-            self._resume(job)
+        while job := self._next_resumed() or self._next_fork():  # one may bring about the other
+            (self._fork if job.prefix else self._resume)(job)
         step = self._decide()
         busy = self._waiting or step.chunk or any(job.unread for job in self._running)
         warm = not busy and self._warm.next()
@@ -326,14 +325,17 @@ class Scheduler:
         with self._contained(job):
             session = self._caching.resume(job)
             if session is None:
-                session = self._core.open()
-                self._caching.missed(job)
-            self._give_session(job, session)
+                self._open(job)
+            else:
+                self._give_session(job, session)
 
-    def _give_session(self, job: Job, session: Session) -> Session:
+    def _open(self, job: Job) -> None:
+        self._give_session(job, self._core.open())
+        self._caching.missed(job)
+
+    def _give_session(self, job: Job, session: Session) -> None:
         job.session = session
         self._by_session[session] = job
-        return session
 
     def _step(self, chunk: Sequence[tuple[Job, int]], round: Sequence[Job]) -> None:
         """Read a chunk and run a round."""
@@ -343,10 +345,9 @@ class Scheduler:
         for job, n in chunk:
             with self._contained(job):
                 if job.session is None:
-                    self._resume(job)
+                    self._open(job)
                 session = job.session
-                if session is None:  # it has failed
-                    continue
+                assert session is not None
                 last = n == job.unread
                 if last or job.scores:
                     self._core.begin(session, job.options())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from flashnext.engine.errors import EngineClosed, EngineFailed
@@ -23,6 +24,7 @@ class EngineThread:
         self._scheduler = scheduler
         self._changed = threading.Condition()
         self._inbox: list[Job] = []
+        self._calls: list[Callable[[Scheduler], object]] = []
         self._open: set[Job] = set()  # jobs that may still be waiting for something
         self._closing = False
         self._failure: EngineFailed | None = None
@@ -64,6 +66,13 @@ class EngineThread:
                 self._changed.notify()
         if alone:
             self._scheduler.wake()
+
+    def call(self, work: Callable[[Scheduler], object]) -> None:
+        """Have the thread do something with its scheduler between two steps, soon; not once it closes."""
+        with self._changed:
+            self._calls.append(work)
+            self._changed.notify()
+        self._scheduler.wake()
 
     def cancel(self, job: Job) -> None:
         """End a job after the chunk or round that is running; its last event says "cancelled"."""
@@ -112,7 +121,7 @@ class EngineThread:
             spare = self._scheduler.spare_time()
 
     def _idle(self) -> bool:
-        return not (self._inbox or self._closing) and self._scheduler.idle
+        return not (self._inbox or self._calls or self._closing) and self._scheduler.idle
 
     def _take_inbox(self) -> None:
         if self._inbox:
@@ -120,6 +129,9 @@ class EngineThread:
             for job in self._inbox:
                 self._scheduler.add(job)
             self._inbox.clear()
+        calls, self._calls = self._calls, []
+        for call in calls:
+            call(self._scheduler)
 
     def _end(self, failure: EngineFailed | None) -> None:
         with self._changed:

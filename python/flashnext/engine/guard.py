@@ -1,0 +1,89 @@
+"""The memory guard: how near the process is to its limit, and what is done about it.
+
+The plan keeps what the core allocates within the limit. The guard sees to what nobody planned: a process that
+takes more than it should makes the prefix cache smaller, and then takes no more requests until it has room.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+SHRINK_PERCENT = 85
+"""Of the limit: beyond it the prefix cache gives way."""
+
+REFUSE_PERCENT = 95
+"""Of the limit: beyond it requests are refused."""
+
+LOOK_S = 0.25
+"""How long a look at the process counts."""
+
+_STATM = Path("/proc/self/statm")
+
+
+def private_bytes(statm: Path = _STATM) -> int | None:
+    """Find what the process has in memory beside what is mapped of files; None where the system cannot say.
+
+    Weights are mapped, and a system that is short of memory drops and reads them as it likes.
+    """
+    try:
+        _, resident, shared, *_ = map(int, statm.read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        return None
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Guard:
+    """Compares the larger of two figures with the limit: what is accounted for, and what the process has.
+
+    What was planned is never held against anybody: where the plan itself takes more than 95 % of the limit,
+    requests are refused beyond the plan, and where it does beyond 85 % without the cache, that gives way
+    beyond there. May be used from any thread.
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        planned_bytes: int,
+        cache_bytes: int,
+        accounted: Callable[[], int],
+        footprint: Callable[[], int | None],
+        clock_s: Callable[[], float],
+    ) -> None:
+        """Watch one process.
+
+        Args:
+            limit_bytes: Most that all of it may take.
+            planned_bytes: What the plan takes, the prefix cache included.
+            cache_bytes: Reserved for that.
+            accounted: Sums what is in use by our own counts.
+            footprint: Measures what the process has, mapped weights included; None where it cannot.
+            clock_s: A clock that never goes back.
+        """
+        self.shrink_bytes = max(limit_bytes * SHRINK_PERCENT // 100, planned_bytes - cache_bytes)
+        self.refuse_bytes = max(limit_bytes * REFUSE_PERCENT // 100, planned_bytes)
+        self._accounted = accounted
+        self._footprint = footprint
+        self._clock_s = clock_s
+        self._looked_s = float("-inf")
+        self._used = 0
+
+    @property
+    def used_bytes(self) -> int:
+        """The larger figure, as it was a moment ago."""
+        now_s = self._clock_s()
+        if now_s - self._looked_s >= LOOK_S:
+            self._used = max(self._accounted(), self._footprint() or 0)
+            self._looked_s = now_s
+        return self._used
+
+    @property
+    def room_bytes(self) -> int:
+        """By how much the prefix cache may grow; negative where it has to give way."""
+        return self.shrink_bytes - self.used_bytes
+
+    @property
+    def full(self) -> bool:
+        """Whether requests are refused."""
+        return self.used_bytes > self.refuse_bytes

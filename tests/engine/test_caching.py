@@ -1,0 +1,460 @@
+"""What the scheduler does with the prefix cache, over the fake core: resumes, keeps, warms, gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from flashnext.engine.caching import TEND_S, Caching
+from flashnext.engine.guard import Guard
+from flashnext.engine.marks import Kind, Place
+from flashnext.engine.prefix_cache import CacheOptions
+from flashnext.engine.reply import Chat, Said
+from flashnext.engine.scheduler import Scheduler
+from flashnext.engine.warm import LEAST_NEW, WarmPass
+from flashnext.errors import DeviceError, OutOfMemory
+from support.fake_core import BLOCK_BYTES, PAGE, FakeCore
+from support.jobs import END, Client, add, run
+
+LIMIT = 10**6
+
+
+class Clock:
+    """A clock that the test moves; each look takes a microsecond."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        self.now_s += 1e-6
+        return self.now_s
+
+
+class Bench:
+    """A scheduler with a cache over the fake core."""
+
+    def __init__(
+        self,
+        limit: int = LIMIT,
+        *,
+        n_pages: int = 400,
+        max_running: int = 4,
+        max_chunk: int = 64,
+        equal: bool = True,
+        spacing: int = 0,
+        least_shared: int = 0,
+        guard: Guard | None = None,
+    ) -> None:
+        self.core = FakeCore(counting, n_pages=n_pages, max_chunk=max_chunk)
+        self.core.least_shared = least_shared
+        self.core.prompt_equals_window = equal
+        self.clock = Clock()
+        options = CacheOptions(page=PAGE, spacing=spacing)
+        self.caching = Caching(self.core, limit, self.clock, options, guard)
+        self.scheduler = Scheduler(self.core, max_running, clock_s=self.clock, caching=self.caching)
+
+    def add(self, prompt: Sequence[int], places: Sequence[int] = (), **more: Any) -> Client:
+        at = tuple(Place(n, Kind.END) for n in places)
+        return add(self.scheduler, list(prompt), places=at, **{"max_tokens": 3, **more})
+
+    def ask(self, prompt: Sequence[int], places: Sequence[int] = (), **more: Any) -> int:
+        """Answer a prompt, check its reply and the books; returns how many tokens were cached."""
+        client = self.add(prompt, places, **more)
+        run(self.scheduler)
+        self.check_books()
+        return cached(client)
+
+    def marks(self) -> list[int]:
+        return sorted(mark.n for mark in self.caching.cache.marks)
+
+    def check_books(self) -> None:
+        """What the cache counts is what the core holds."""
+        cache, core = self.caching.cache, self.core
+        assert core.open_sessions == []
+        assert len(core.open_snapshots) == len(cache.marks)
+        assert core.snapshot_bytes() == cache.blocks_bytes
+        assert core.n_taken * core.page_bytes == cache.pages_bytes
+        assert cache.size_bytes <= cache.limit_bytes
+
+
+def counting(prompt: list[int]) -> list[int]:
+    """Reply with numbers that depend on the prompt, without an end."""
+    return [100 + (sum(prompt) + 7 * i) % 900 for i in range(200)]
+
+
+def cached(client: Client) -> int:
+    """Check a reply; returns the cached tokens that its usage tells."""
+    events = client.events()
+    tokens = [i for event in events for i in event.token_ids]
+    assert tokens == counting(client.job.prompt.tolist())[: len(tokens)]
+    usage = events[-1].usage
+    assert usage is not None
+    return usage.cached_tokens
+
+
+def prompt(n: int, first: int = 1) -> list[int]:
+    return [first, *range(2, n + 1)]
+
+
+# --- going on from marks
+
+
+def test_a_prompt_goes_on_from_the_deepest_mark_of_an_earlier_one() -> None:
+    bench = Bench()
+    assert bench.ask(prompt(40), [10, 24, 40]) == 0
+    assert bench.marks() == [10, 24, 40, 42]  # the reply's end: its last token was not fed
+    bench.core.chunks.clear()
+    assert bench.ask([*prompt(30), 900, 901], [10, 24, 32]) == 24
+    assert bench.core.chunks == [[*range(25, 31), 900, 901]]
+    assert bench.core.resumes == [24]
+
+
+def test_the_last_token_of_a_prompt_is_always_read() -> None:
+    bench = Bench()
+    bench.ask(prompt(24), [24])
+    assert bench.ask(prompt(24), [24]) == 0
+    assert bench.ask(prompt(25), [25]) == 24
+
+
+def test_marks_may_fall_anywhere_in_chunks_and_pages() -> None:
+    for n in range(1, 40):
+        bench = Bench(max_chunk=7)
+        bench.ask(prompt(40), [n])
+        assert bench.ask([*prompt(40)[:n], 901, 902]) == n
+
+
+def test_the_next_turn_goes_on_from_the_end_of_the_reply() -> None:
+    bench = Bench()
+    bench.ask(prompt(20), max_tokens=6)
+    reply = counting(prompt(20))[:6]
+    assert bench.ask([*prompt(20), *reply, 7, 8]) == 25  # all but the last token of the reply
+
+
+def test_a_reply_that_a_stop_string_ends_is_kept_with_what_was_drawn_beyond() -> None:
+    bench = Bench()
+    bench.core.script = lambda prompt: [311, 356, 401, 446, 311, 356, 401, 446, 500, 501, 502, END]
+    bench.core.accepted = 3
+    probe = bench.add(prompt(20), max_tokens=1, n_drafts=0)
+    run(bench.scheduler)
+    word = "".join(event.text for event in probe.events())
+    client = bench.add(prompt(20, 5), stops=(word,), max_tokens=50, n_drafts=3)
+    run(bench.scheduler)
+    assert client.events()[-1].finish_reason == "stop"
+    bench.check_books()
+    n = max(bench.marks())
+    assert n >= 20
+
+
+def test_what_rounds_made_is_not_kept_where_prompts_are_computed_in_another_way() -> None:
+    bench = Bench(equal=False)
+    bench.ask(prompt(20), [12])
+    assert bench.marks() == [12]
+
+
+def test_a_request_without_the_cache_reads_all_and_keeps_nothing() -> None:
+    bench = Bench(least_shared=4)
+    bench.ask(prompt(20), [12], cache=False)
+    assert bench.marks() == []
+    bench.ask(prompt(20), [12])
+    assert bench.ask(prompt(20), [12], cache=False) == 0
+    # Nor does it share what is being read.
+    clients = [bench.add(prompt(40, 9), cache=on, max_tokens=1) for on in (True, False, True)]
+    run(bench.scheduler)
+    assert [cached(client) for client in clients] == [0, 0, 39]
+
+
+def test_a_prompt_whose_own_scores_are_asked_for_reads_all_of_it() -> None:
+    bench = Bench()
+    bench.ask(prompt(20), [12])
+    assert bench.ask(prompt(20), [12], scores=True) == 0
+
+
+def test_cached_tokens_are_those_that_were_not_read() -> None:
+    bench = Bench(max_chunk=16)
+    seen = 0
+    for turn in range(1, 8):
+        n = 20 * turn
+        bench.core.chunks.clear()
+        found = bench.ask(prompt(n), [n - 3])
+        assert found == seen
+        assert sum(map(len, bench.core.chunks)) == n - found
+        seen = n - 3
+    counts = bench.scheduler.counts.cache
+    assert (counts.hits, counts.misses) == (6, 1)
+    assert counts.hit_tokens == sum(20 * turn - 3 for turn in range(1, 7))
+
+
+def test_a_request_waits_for_a_reader_only_where_that_has_more_than_the_cache() -> None:
+    bench = Bench(least_shared=4)
+    bench.ask(prompt(40), [30])
+    clients = [bench.add([*prompt(n), 800 + n], max_tokens=1) for n in (40, 40, 20)]
+    run(bench.scheduler)
+    # The first goes on from 30, the second from what the first has read, the third shares less than is read.
+    assert [cached(client) for client in clients] == [30, 40, 0]
+    assert bench.core.n_forks == 1
+    more = [bench.add([*prompt(36), *range(300, 340), 800 + i], max_tokens=1) for i in range(2)]
+    run(bench.scheduler)
+    assert [cached(client) for client in more] == [30, 76]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_who_waited_for_a_reader_goes_on_from_its_marks_when_that_one_stops(how: str) -> None:
+    bench = Bench(least_shared=4, max_chunk=8)
+    reader = bench.add(prompt(80), [24, 60])
+    waits = bench.add([*prompt(70), 900], [24, 60], max_tokens=2)
+    while reader.job.n_read < 40:
+        bench.scheduler.step()
+    assert waits.job.prefix is not None
+    if how == "cancelled":
+        bench.scheduler.cancel(reader.job)
+    else:
+        error = DeviceError("broken")
+        bench.core.fault = lambda session: error if session is reader.job.session else None
+    run(bench.scheduler)
+    assert cached(waits) == 24
+    bench.check_books()
+
+
+def test_who_finds_no_page_for_the_copy_reads_by_itself() -> None:
+    bench = Bench(n_pages=12, max_running=1)
+    bench.ask(prompt(60), [60])
+    bench.core.before = lambda what, detail: (
+        (_ for _ in ()).throw(OutOfMemory("x")) if what == "resume" else None
+    )
+    assert bench.ask([*prompt(60), 5], max_tokens=1) == 0
+
+
+# --- limits and giving way
+
+
+def test_the_cache_gives_way_before_a_request_waits_or_is_preempted() -> None:
+    bench = Bench(n_pages=20, max_running=2)
+    for first in range(5):
+        bench.ask(prompt(24, 50 + first), [24], max_tokens=1)
+    assert len(bench.marks()) >= 3
+    clients = [bench.add(prompt(60, first), max_tokens=8) for first in (1, 2)]
+    run(bench.scheduler)
+    assert [cached(client) for client in clients] == [0, 0]
+    assert bench.scheduler.counts.preempted == 0
+    bench.check_books()
+
+
+def test_a_request_that_cannot_be_admitted_anyway_costs_nobody_a_mark() -> None:
+    bench = Bench(n_pages=20, max_running=2)
+    bench.ask(prompt(16, 70), [16], max_tokens=1)
+    first = bench.add(prompt(100), max_tokens=30)
+    while first.job.unread:
+        bench.scheduler.step()
+    marks = bench.marks()
+    second = bench.add(prompt(100, 2), max_tokens=1)
+    for _ in range(5):
+        bench.scheduler.step()
+    assert bench.marks() == marks
+    run(bench.scheduler)
+    assert cached(first) == cached(second) == 0
+
+
+def test_blocks_take_pages_from_what_is_free() -> None:
+    bench = Bench()
+    bench.ask(prompt(40), [10, 20, 30, 40])
+    blocks = len(bench.marks()) * BLOCK_BYTES
+    assert bench.caching.free_pages() == bench.core.free_pages() - blocks // bench.core.page_bytes
+
+
+def test_a_tiny_cache_keeps_what_it_can() -> None:
+    for limit in range(0, 600, 20):
+        bench = Bench(limit)
+        for turn in range(1, 6):
+            bench.ask(prompt(16 * turn), [8, 16 * turn - 1])
+        assert bench.caching.cache.size_bytes <= limit
+
+
+def test_a_snapshot_that_there_was_no_memory_for_is_left_out() -> None:
+    bench = Bench()
+    bench.core.most_blocks = 1
+    assert bench.ask(prompt(40), [10, 30]) == 0
+    assert bench.marks() == [10]
+    bench.core.most_blocks = 0
+    assert bench.ask(prompt(40, 2), [10, 30]) == 0
+
+
+def test_a_failing_pass_leaves_no_snapshot_behind() -> None:
+    bench = Bench(max_chunk=8)
+    bench.ask(prompt(20), [12])
+
+    def fail(what: str, detail: Any) -> None:
+        if what in ("prompt", "round"):
+            raise DeviceError("broken")
+
+    for when in (0, 3, 6):
+        client = bench.add(prompt(40, 7), [5, 12, 30], max_tokens=9)
+        for _ in range(when):
+            bench.scheduler.step()
+        bench.core.before = fail
+        run(bench.scheduler)
+        bench.core.before = lambda what, detail: None
+        with pytest.raises(DeviceError):
+            client.events()
+        bench.check_books()
+    assert bench.ask(prompt(30)) == 12
+
+
+def test_ending_everything_gives_all_pages_back() -> None:
+    bench = Bench()
+    bench.ask(prompt(40), [10, 30])
+    bench.scheduler.add_warm(history(prompt(60, 3)))
+    bench.scheduler.step()
+    bench.scheduler.end_all(RuntimeError("over"))
+    assert bench.core.open_snapshots == bench.core.open_sessions == []
+    assert bench.core.free_pages() == bench.core.n_pages
+    assert bench.scheduler.idle
+
+
+# --- the memory guard
+
+
+def test_the_guard_makes_the_cache_smaller_and_lets_it_grow_again() -> None:
+    used = [0]
+    clock = Clock()
+    guard = Guard(1000, 500, 300, lambda: 0, lambda: used[0], clock)
+    assert (guard.shrink_bytes, guard.refuse_bytes) == (850, 950)
+    bench = Bench(300, guard=guard)
+    bench.ask(prompt(8), [8], max_tokens=1)
+    assert bench.marks() == [8]
+
+    def after(n_used: int) -> int:
+        used[0] = n_used
+        for moved in (clock, bench.clock):
+            moved.now_s += 2 * TEND_S
+        bench.scheduler.step()
+        return bench.caching.cache.limit_bytes
+
+    assert after(849) == bench.caching.cache.size_bytes + 1
+    assert not guard.full
+    assert after(851) == BLOCK_BYTES + bench.core.page_bytes - 1
+    assert bench.marks() == []
+    assert after(951) == 0 and guard.full
+    assert after(300) == 300 and not guard.full
+
+
+def test_what_was_planned_is_held_against_nobody() -> None:
+    guard = Guard(1000, 990, 50, lambda: 985, lambda: None, Clock())
+    assert (guard.shrink_bytes, guard.refuse_bytes) == (940, 990)
+    assert not guard.full
+
+
+def test_the_larger_figure_counts() -> None:
+    assert Guard(1000, 0, 0, lambda: 400, lambda: 300, Clock()).used_bytes == 400
+    assert Guard(1000, 0, 0, lambda: 200, lambda: 300, Clock()).used_bytes == 300
+    assert Guard(1000, 0, 0, lambda: 200, lambda: None, Clock()).used_bytes == 200
+
+
+# --- warm passes
+
+
+def history(tokens: Sequence[int]) -> WarmPass:
+    return WarmPass(np.array(tokens, np.int32), (Place(len(tokens), Kind.END),))
+
+
+def test_a_history_is_read_from_the_deepest_mark_both_share() -> None:
+    bench = Bench(equal=False)
+    bench.ask(prompt(40), [30])
+    bench.core.chunks.clear()
+    bench.scheduler.add_warm(history([*prompt(30), *range(500, 520)]))
+    run(bench.scheduler)
+    bench.check_books()
+    assert [token for chunk in bench.core.chunks for token in chunk] == list(range(500, 520))
+    assert bench.marks() == [30, 50]
+    assert bench.ask([*prompt(30), *range(500, 520), 1]) == 50
+    assert bench.scheduler.counts.cache.warm_passes == 1
+
+
+def test_a_history_that_would_keep_nothing_is_left_out() -> None:
+    bench = Bench()
+    bench.ask(prompt(40), [40])
+    bench.core.chunks.clear()
+    bench.scheduler.add_warm(history(prompt(40)))
+    bench.scheduler.add_warm(history(prompt(40 + LEAST_NEW - 1)))
+    run(bench.scheduler)
+    assert bench.core.chunks == []
+    off = Bench(0)
+    off.scheduler.add_warm(history(prompt(40)))
+    run(off.scheduler)
+    assert off.core.chunks == []
+
+
+def test_a_history_yields_to_a_request_at_once_and_gives_it_what_was_read() -> None:
+    bench = Bench(equal=False, max_chunk=8)
+    bench.scheduler.add_warm(history(prompt(100)))
+    while len(bench.core.chunks) < 4:
+        bench.scheduler.step()
+    client = bench.add([*prompt(50), 900], max_tokens=4)
+    bench.scheduler.step()
+    assert bench.core.open_sessions == []  # the pass has made room
+    run(bench.scheduler)
+    assert cached(client) == 32
+    assert 100 in bench.marks()  # and went on later, from where it stood
+    assert sum(map(len, bench.core.chunks)) == 100 + 51 - 32
+    bench.check_books()
+
+
+def test_a_history_is_read_beside_replies_but_not_beside_prompts() -> None:
+    bench = Bench(equal=False, max_chunk=8)
+    reply = bench.add(prompt(8), max_tokens=60)
+    while reply.job.unread:
+        bench.scheduler.step()
+    bench.scheduler.add_warm(history(prompt(60, 9)))
+    run(bench.scheduler)
+    assert cached(reply) == 0
+    assert 60 in bench.marks()
+    assert bench.core.rounds.count(1) >= 59
+
+
+def test_a_history_gives_its_pages_up_before_anybody_waits() -> None:
+    bench = Bench(n_pages=14, max_chunk=8, max_running=2)
+    bench.scheduler.add_warm(history(prompt(90)))
+    for _ in range(4):
+        bench.scheduler.step()
+    clients = [bench.add(prompt(40, first), max_tokens=4) for first in (5, 6)]
+    run(bench.scheduler)
+    assert [cached(client) for client in clients] == [0, 0]
+    bench.check_books()
+
+
+def test_a_failing_history_fails_nobody_else() -> None:
+    bench = Bench(max_chunk=8)
+    bench.core.fault = lambda session: DeviceError("broken")
+    bench.scheduler.add_warm(history(prompt(90)))
+    run(bench.scheduler)
+    bench.core.fault = lambda session: None
+    bench.core.before = lambda what, detail: (
+        (_ for _ in ()).throw(DeviceError("x")) if what == "prompt" else None
+    )
+    bench.scheduler.add_warm(history(prompt(90)))
+    run(bench.scheduler)
+    bench.core.before = lambda what, detail: None
+    bench.check_books()
+    assert bench.ask(prompt(40)) == 0
+
+
+def test_what_a_reply_says_is_told_at_its_end() -> None:
+    told: list[Said] = []
+    bench = Bench()
+    from support.jobs import ids
+
+    bench.core.script = lambda prompt: [*ids("hm\n</think>\n\nHello"), END]
+    said = Said()
+    client = bench.add(
+        prompt(20), max_tokens=50, chat=Chat(in_thinking=True), said=said, ended_with=told.append
+    )
+    run(bench.scheduler)
+    client.events()
+    assert [one.message() for one in told] == [
+        {"role": "assistant", "content": "Hello", "reasoning_content": "hm"}
+    ]
+    cut = bench.add(prompt(21), said=Said(), ended_with=told.append)
+    bench.scheduler.cancel(cut.job)
+    run(bench.scheduler)
+    assert len(told) == 1
