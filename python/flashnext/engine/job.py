@@ -76,7 +76,9 @@ class Job:
             block.
         hit: The mark that a look into the prefix cache found.
         hit_looked: When that was.
-        loading: Whether it waits for that mark to come from the spill directory.
+        fetched: When the spill directory was last asked for a deeper one.
+        loading: Whether it waits for that one.
+        patient: Whether it would wait again.
         read_s: What reading of its feed has taken so far, by whomever.
         n_drawn: Tokens of the reply that this session has read or drawn; fewer than have been sent where it
             was preempted.
@@ -114,7 +116,9 @@ class Job:
     looked: tuple[int, int] = (-1, -1)
     hit: KeptMark | None = None
     hit_looked: int = -1
+    fetched: int = -1
     loading: bool = False
+    patient: bool = True
     read_s: float = 0.0
     n_drawn: int = 0
     n_written: int = 0
@@ -206,7 +210,7 @@ class Job:
 
     def _feed_on(self, feed: Tokens) -> None:
         self.feed, self.keys = feed, row_keys(feed)
-        self.hit, self.hit_looked, self.loading, self.read_s = None, -1, False, 0.0
+        self.hit, self.hit_looked, self.fetched, self.loading, self.read_s = None, -1, -1, False, 0.0
 
     def send(self, item: Event | Exception) -> None:
         """Deliver an event or an error; whatever comes after the last is dropped."""

@@ -50,7 +50,9 @@ class Kept:
         snapshot: In memory; None where it is in the spill directory alone, and of the tree's root.
         pages: Ids of its pages, by position.
         stored: Whether the spill directory has it.
+        storable: Whether it may have it.
         pinned: Whether it goes after all that are not.
+        pin_stored: Whether the spill directory knows of that.
     """
 
     kind: Kind
@@ -59,7 +61,9 @@ class Kept:
     snapshot: Snapshot | None = None
     pages: tuple[int, ...] = field(default=(), repr=False)
     stored: bool = False
+    storable: bool = True
     pinned: bool = False
+    pin_stored: bool = False
 
 
 KeptMark = Mark[Kept]
@@ -71,9 +75,8 @@ class PrefixCache:
     Attributes:
         limit_bytes: Most that blocks and pages take together.
         n_evicted: Marks that gave way.
+        promised_bytes: Of the limit, for marks that are on their way from the spill directory.
         version: Another number whenever what can be found has changed.
-        dropped: Told of each mark that leaves memory while its snapshot is still open; not of those that are
-            too close to others.
     """
 
     def __init__(
@@ -89,8 +92,7 @@ class PrefixCache:
         """
         self.limit_bytes = limit_bytes
         self.options = options or CacheOptions()
-        self.n_evicted = self.version = 0
-        self.dropped: Callable[[KeptMark], None] = lambda mark: None
+        self.n_evicted = self.version = self.promised_bytes = 0
         self._block_bytes = block_bytes
         self._page_bytes = page_bytes
         self._tree = RadixTree(Kept(Kind.SPACED, 0.0, 0.0), self.options.page)
@@ -136,10 +138,25 @@ class PrefixCache:
         return self.deepest(keys[:-1])
 
     def deepest(self, keys: Keys) -> KeptMark | None:
-        """Find the deepest mark on the way of a sequence, its end included."""
+        """Find the deepest mark in memory on the way of a sequence, its end included."""
         found = None
-        for found in self._tree.path(keys):  # noqa: B007
-            pass
+        for mark in self._tree.path(keys):
+            found = mark if mark.value.snapshot is not None else found
+        return found
+
+    def find_stored(self, keys: Keys, able: Callable[[KeptMark], bool]) -> KeptMark | None:
+        """Find the deepest mark of a prompt that the spill directory alone has, below all in memory.
+
+        Args:
+            keys: (n,) of the whole prompt.
+            able: Whether a mark may be had.
+        """
+        found = None
+        for mark in self._tree.path(keys[:-1]):
+            if mark.value.snapshot is not None:
+                found = None
+            elif able(mark):
+                found = mark
         return found
 
     # --- what is added
@@ -214,6 +231,10 @@ class PrefixCache:
         self._space(mark, now_s)
         return mark
 
+    def find_mark(self, keys: Keys) -> KeptMark | None:
+        """Find the mark at the end of a sequence, wherever it is."""
+        return self._tree.at(keys)
+
     def insert_stored(self, keys: Keys, kind: Kind, cost_s: float, used_s: float, *, pinned: bool) -> None:
         """Take note of a mark that the spill directory has.
 
@@ -228,7 +249,7 @@ class PrefixCache:
         mark = self._tree.at(keys)
         if mark is None:
             mark = self._tree.insert(keys, Kept(kind, cost_s, used_s, pinned=pinned))
-        mark.value.stored = True
+        mark.value.stored, mark.value.pin_stored = True, pinned
 
     # --- what goes
 
@@ -237,6 +258,7 @@ class PrefixCache:
 
         Nothing is evicted in vain: where not even an empty cache had the room, all stays.
         """
+        n_bytes += self.promised_bytes
         if n_bytes > self.limit_bytes:
             return False
         while self.size_bytes + n_bytes > self.limit_bytes or (
@@ -283,15 +305,15 @@ class PrefixCache:
             n_bytes: So much free memory is looked ahead for.
             now_s: The time.
         """
-        missing = [mark for mark in self._memory if not mark.value.stored]
-        pinned = [mark for mark in missing if mark.value.pinned]
-        if pinned:
-            return pinned[0]
+        missing = {mark for mark in self._memory if mark.value.storable and not mark.value.stored}
+        pinned = (mark for mark in self._memory if mark.value.pinned and not mark.value.pin_stored)
+        if (mark := next((m for m in pinned if m.value.storable), None)) is not None:
+            return mark
         ahead = self.size_bytes + n_bytes - self.limit_bytes
         for mark in sorted(self._memory, key=lambda mark: self.usefulness(mark, now_s)) if missing else ():
             if ahead <= 0:
                 break
-            if not mark.value.stored:
+            if mark in missing:
                 return mark
             ahead -= self._freed(mark)
         return None
@@ -325,7 +347,6 @@ class PrefixCache:
 
     def _evict(self, mark: KeptMark) -> None:
         self.n_evicted += 1
-        self.dropped(mark)
         self._release(mark)
 
     def _release(self, mark: KeptMark) -> None:

@@ -25,6 +25,9 @@ from flashnext.engine.radix import row_keys
 from flashnext.engine.warm import WarmPass, WarmPasses
 from flashnext.errors import DeviceError, OutOfPages
 
+LOADING_S = 0.25
+"""How long nothing is looked after while all wait for the spill directory."""
+
 LOOK_AHEAD = 256
 """Waiting jobs that are considered in a step; beyond them nobody would be admitted anyway."""
 
@@ -117,11 +120,12 @@ class Scheduler:
         """End a job soon, wherever it stands. From any thread."""
         job.cancelled = True
         self._cancelled.append(job)
-        self._core.wake()
+        self.wake()
 
     def wake(self) -> None:
         """Let a step that waits for tokens return soon. From any thread."""
         self._core.wake()
+        self._caching.wake()
 
     def spare_time(self) -> bool:
         """Let the core use a moment in which there is nothing to do; whether it has use for another."""
@@ -136,7 +140,7 @@ class Scheduler:
         self._stop()
         self._end_replies(keep=False)
         self._warm.clear()
-        self._caching.cache.clear()
+        self._caching.close()
 
     def step(self) -> None:
         """Do the next thing: end what was cancelled, preempt, admit, read a chunk, run or await rounds.
@@ -144,7 +148,7 @@ class Scheduler:
         What fails in a sequence's own step ends that sequence with its error, and no other.
         """
         self._end_cancelled()
-        self._caching.tend()
+        self._stale |= self._caching.tend()
         if self._ending:
             self._stop()  # a state is kept with nothing in flight
             self._end_replies()
@@ -177,6 +181,8 @@ class Scheduler:
             self._read_warm([jobs[i] for i in step.round])
         elif step.round:
             self._go_on([jobs[i] for i in step.round])
+        elif any(job.loading for job in self._running):
+            self._caching.wait(LOADING_S)
         else:
             self._end_stuck()
 
@@ -227,7 +233,8 @@ class Scheduler:
             shared = 0 if job.session else max(self._pages_of(job.prefix), self._caching.shared_pages(job))
             missing = max(0, self._core.pages(len(job.feed)) - max(held, shared))
         if job.unread:
-            limit = 0 if job.prefix else forks[job] - job.n_read if job in forks else None
+            waits = job.prefix is not None or job.loading
+            limit = 0 if waits else forks[job] - job.n_read if job in forks else None
         return Running(job.id, job.unread, limit, missing, held, job.background, job.protected)
 
     def _prefix(self, job: Job) -> Prefix[Job] | None:
@@ -315,7 +322,10 @@ class Scheduler:
             (
                 job
                 for job in self._running
-                if job.session is None and job.unread and not job.prefix and self._caching.look(job)
+                if job.session is None
+                and job.unread
+                and not (job.prefix or job.loading or self._caching.fetch(job))
+                and self._caching.look(job)
             ),
             None,
         )

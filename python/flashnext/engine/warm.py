@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flashnext.engine.caching import Caching
@@ -15,7 +13,7 @@ from flashnext.engine.radix import Keys, row_keys
 from flashnext.errors import OutOfMemory
 
 MOST_WAITING = 16
-"""Histories that wait to be rendered, and as many to be read; beyond them the oldest is left out."""
+"""Histories that wait to be read; beyond them the oldest is left out."""
 
 LEAST_NEW = 8
 """Tokens that a pass reads at least: for fewer it is left out."""
@@ -139,6 +137,8 @@ class WarmPasses:
         """Begin to read a history, from the deepest mark both share; False where that would keep nothing."""
         cache, n = self._caching.cache, len(warm.tokens)
         hit = cache.deepest(warm.keys)
+        if cache.find_mark(warm.keys) is not None:  # also where the spill directory alone has it
+            return False
         if n - (hit.n if hit is not None else 0) < LEAST_NEW or not cache.wanted(warm.keys, warm.places):
             return False
         in_memory = hit is not None and hit.value.snapshot is not None
@@ -160,50 +160,3 @@ class WarmPasses:
         if warm.session is not None:
             warm.session.close()
             warm.session = None
-
-
-class Helper:
-    """A thread for what must not hold up the engine's. It is made when it is first needed."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._changed = threading.Condition()
-        self._work: deque[Callable[[], object]] = deque(maxlen=MOST_WAITING)
-        self._thread: threading.Thread | None = None
-        self._busy = False
-        self._closed = False
-
-    @property
-    def n_waiting(self) -> int:
-        """Calls that have not been made, the one that is being made included."""
-        return len(self._work) + self._busy
-
-    def call(self, work: Callable[[], object]) -> None:
-        """Have something called soon, and what it raises dropped; the oldest that waits gives way."""
-        with self._changed:
-            if self._closed:
-                return
-            self._work.append(work)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def close(self) -> None:
-        """Call nothing more; does not wait for what is being called."""
-        with self._changed:
-            self._closed = True
-            self._work.clear()
-            self._changed.notify()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._busy = False
-                while not self._work and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                work, self._busy = self._work.popleft(), True
-            with suppress(Exception):  # nobody waits for it
-                work()

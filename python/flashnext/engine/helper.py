@@ -1,0 +1,69 @@
+"""A thread for what must not hold up the engine's."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+
+_log = logging.getLogger("flashnext.engine")
+
+
+class Helper:
+    """A thread for what must not hold up the engine's. It is made when it is first needed."""
+
+    def __init__(self, name: str, most: int | None = None) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            name: Of the thread.
+            most: Calls that may wait; beyond them the oldest is left out.
+        """
+        self._name = name
+        self._changed = threading.Condition()
+        self._work: deque[Callable[[], object]] = deque(maxlen=most)
+        self._thread: threading.Thread | None = None
+        self._busy = False
+        self._closed = False
+
+    @property
+    def n_waiting(self) -> int:
+        """Calls that have not been made, the one that is being made included."""
+        return len(self._work) + self._busy
+
+    def call(self, work: Callable[[], object]) -> None:
+        """Have something called soon, and what it raises dropped."""
+        with self._changed:
+            if self._closed:
+                return
+            self._work.append(work)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self, timeout_s: float = 0.0) -> bool:
+        """Call nothing more, and wait for what is being called; whether that has ended."""
+        with self._changed:
+            self._closed = True
+            self._work.clear()
+            self._changed.notify()
+        if self._thread is None or self._thread is threading.current_thread():
+            return True
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._busy = False
+                while not self._work and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                work, self._busy = self._work.popleft(), True
+            try:
+                work()
+            except Exception:
+                _log.exception("%s failed", self._name)

@@ -1,0 +1,277 @@
+"""The files of a spill directory: states of prompts, checksummed, written beside and renamed into place.
+
+A mark's file has the rows before it, its block and its last page; pages that are whole have files of their
+own, which several marks may need, so each is written once. Names are hashes of what the bits depend on: the
+identity of checkpoint and arithmetic, and the rows. Whatever cannot be read, has another size or sum, or
+belongs to somebody else is removed, and nothing that has no name of ours is touched.
+
+    magic (8 bytes), length of the header (4, little-endian), header (JSON), rows (int64, little-endian),
+    hash of all so far (16), payload, hash of all so far (16)
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from flashnext.engine.core import Bytes
+from flashnext.engine.radix import Keys
+from flashnext.errors import FlashnextError
+
+MAGIC = b"fnspill1"
+_HASH_BYTES = 16
+_NAME = re.compile(r"[mp]-[0-9a-f]{32}\.spill")
+_TEMPORARY = re.compile(r"[mp]-[0-9a-f]{32}\.spill\.\d+\.tmp")
+_LOCK = "lock"
+_MOST_HEADER_BYTES = 1 << 16
+
+
+class SpillError(FlashnextError):
+    """A spill directory or one of its files cannot be used."""
+
+
+class SpillBusy(SpillError):
+    """Another process uses the directory."""
+
+
+class NoRoom(SpillError):
+    """A state does not fit the directory's limit, or the disk has too little space left."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file.
+
+    Attributes:
+        header: What it says of itself.
+        rows: Of a mark, (n,) int64; empty for a page.
+        used: When it was used last, in Unix seconds: its time of modification.
+    """
+
+    name: str
+    header: dict[str, Any]
+    rows: Keys
+    size_bytes: int
+    used: float
+
+
+def page_names(identity: str, rows: Keys, page: int) -> list[str]:
+    """Name the files of the whole pages of a mark: all but its last one.
+
+    The draft head's last row of a page depends on the first row of the next page too, so that counts.
+    """
+    digest = _digest(b"page", identity.encode())
+    names = []
+    for start in range(0, (len(rows) - 1) // page * page, page):
+        digest.update(rows[start : start + page].tobytes())
+        whole = digest.copy()
+        whole.update(rows[start + page : start + page + 1].tobytes())
+        names.append(f"p-{whole.hexdigest()}.spill")
+    return names
+
+
+def mark_name(identity: str, rows: Keys) -> str:
+    """Name the file of a mark."""
+    return f"m-{_digest(b'mark', identity.encode(), rows.tobytes()).hexdigest()}.spill"
+
+
+class Lock:
+    """Holds a directory for this process; made where it is missing."""
+
+    def __init__(self, folder: Path) -> None:
+        """Take it.
+
+        Raises:
+            SpillBusy: Another process has it.
+            SpillError: The directory cannot be made or written.
+        """
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SpillError(f"{folder}: cannot be used: {error.strerror}; choose another folder") from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._file)
+            if error.errno in (errno.EAGAIN, errno.EACCES):
+                raise SpillBusy(f"{folder}: another process uses it; give each server its own") from None
+            raise SpillError(f"{folder}: cannot be locked: {error.strerror}") from None
+
+    def release(self) -> None:
+        """Give it back; the system does so too when the process ends in whatever way."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def list_files(folder: Path) -> list[Path]:
+    """List the files of marks and pages.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+
+
+def remove_leftovers(folder: Path) -> int:
+    """Remove what processes left half written; whoever holds the lock is the only one who writes."""
+    n = 0
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name):
+            n += remove(path)
+    return n
+
+
+def remove(path: Path) -> bool:
+    """Remove a file; whether it was there and is gone."""
+    try:
+        path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def write(path: Path, header: dict[str, Any], rows: Keys, payload: Sequence[Bytes], floor_bytes: int) -> int:
+    """Write a file beside its place and rename it; returns its size.
+
+    Raises:
+        NoRoom: The disk would have less than `floor_bytes` left.
+        OSError: It cannot be written; nothing of it stays.
+    """
+    told = {**header, "rows": len(rows), "payload": sum(part.nbytes for part in payload)}
+    text = json.dumps(told, separators=(",", ":")).encode()
+    head = b"".join((MAGIC, len(text).to_bytes(4, "little"), text, rows.astype("<i8").tobytes()))
+    size = len(head) + told["payload"] + 2 * _HASH_BYTES
+    free = shutil.disk_usage(path.parent).free
+    if free - size < floor_bytes:
+        raise NoRoom(f"{path.parent}: {free} bytes are free, and {floor_bytes} are to stay so")
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "xb", opener=_private) as file:
+            digest = _digest(head)
+            file.write(head)
+            file.write(digest.digest())
+            for part in payload:
+                data = np.ascontiguousarray(part).data
+                digest.update(data)
+                file.write(data)
+            file.write(digest.digest())
+        os.replace(temporary, path)
+    except BaseException:
+        remove(temporary)
+        raise
+    return size
+
+
+def read_head(path: Path) -> Entry:
+    """Read what a file says of itself, and see that it has its size.
+
+    Raises:
+        SpillError: It is damaged, or not a file of this kind.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb") as file:
+        return _head(path, file)[0]
+
+
+def read(path: Path) -> tuple[Entry, Bytes]:
+    """Read a file as a whole; returns what it says of itself, and the payload.
+
+    Raises:
+        SpillError: It is damaged, or not a file of this kind.
+        OSError: It cannot be read.
+    """
+    with open(path, "rb") as file:
+        entry, digest = _head(path, file)
+        payload = np.empty(entry.header["payload"], np.uint8)
+        if file.readinto(payload.data) != payload.nbytes:  # type: ignore[attr-defined]
+            raise SpillError(f"{path}: shorter than it says")
+        digest.update(payload.data)
+        if file.read(_HASH_BYTES) != digest.digest():
+            raise SpillError(f"{path}: its content is not what its checksum says")
+    return entry, payload
+
+
+def touch(path: Path, used: float) -> None:
+    """Take note that a file was used."""
+    with suppress(OSError):
+        os.utime(path, (used, used))
+
+
+def scan(folder: Path, identity: str, page: int) -> Iterator[tuple[Entry, list[str]]]:
+    """Read what marks there are, and remove what is of no use; the payloads are not read.
+
+    Yields:
+        Each mark whose files are all there, with the names of its pages.
+    """
+    remove_leftovers(folder)
+    there, needed = {path.name for path in list_files(folder)}, set[str]()
+    for name in sorted(name for name in there if name.startswith("m")):
+        try:
+            entry = read_head(folder / name)
+            names = page_names(identity, entry.rows, page)
+            good = (
+                entry.header.get("identity") == identity
+                and len(entry.rows) > 0
+                and name == mark_name(identity, entry.rows)
+                and there.issuperset(names)
+            )
+        except (SpillError, OSError):
+            good = False
+        if good:
+            needed.update(names)
+            yield entry, names
+        else:
+            remove(folder / name)
+    for name in there:
+        if name.startswith("p") and name not in needed:
+            remove(folder / name)
+
+
+def _head(path: Path, file: BinaryIO) -> tuple[Entry, Any]:
+    status = os.fstat(file.fileno())
+    start = file.read(len(MAGIC) + 4)
+    n = int.from_bytes(start[len(MAGIC) :], "little")
+    if len(start) != len(MAGIC) + 4 or not start.startswith(MAGIC) or n > _MOST_HEADER_BYTES:
+        raise SpillError(f"{path}: not a spill file of this version")
+    text = file.read(n)
+    try:
+        header = json.loads(text)
+        n_rows, n_payload = header["rows"], header["payload"]
+        if type(n_rows) is not int or type(n_payload) is not int:
+            raise TypeError
+        expected = len(start) + n + 8 * n_rows + n_payload + 2 * _HASH_BYTES
+    except (ValueError, KeyError, TypeError):
+        raise SpillError(f"{path}: its header cannot be read") from None
+    if not 0 <= n_rows <= status.st_size or status.st_size != expected:
+        raise SpillError(f"{path}: {status.st_size} bytes, expected {expected}")
+    raw = file.read(8 * n_rows)
+    digest = _digest(start, text, raw)
+    if file.read(_HASH_BYTES) != digest.digest():
+        raise SpillError(f"{path}: its head is not what its checksum says")
+    rows = np.frombuffer(raw, "<i8").astype(np.int64)
+    return Entry(path.name, header, rows, status.st_size, status.st_mtime), digest
+
+
+def _digest(*parts: bytes) -> Any:
+    digest = hashlib.blake2b(digest_size=_HASH_BYTES)
+    for part in parts:
+        digest.update(part)
+    return digest
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
