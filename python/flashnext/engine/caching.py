@@ -114,7 +114,7 @@ class Caching:
         )
 
     def hear(self) -> bool:
-        """Take what other threads have told, and give up on marks that take too long; whether there was any."""
+        """Take what other threads have told, and give up on marks that take too long; whether any."""
         heard = bool(self._arrived)
         while self._arrived:
             self._arrived.popleft()()

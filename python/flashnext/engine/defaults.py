@@ -30,3 +30,6 @@ LEAST_GIB, MOST_GIB = 0.001, 1_000_000
 
 LIMIT_PERCENT = 70
 """Of the memory of a machine that a plan takes at most where nobody says otherwise."""
+
+SPILL_GIB = 32.0
+"""Most that a spill directory takes."""

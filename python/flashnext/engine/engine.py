@@ -8,6 +8,7 @@ import os
 import queue
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,22 +21,30 @@ import numpy as np
 
 from flashnext import _core
 from flashnext.checkpoint import Checkpoint, open_checkpoint
+from flashnext.checkpoint.config import PAGE_TOKENS
 from flashnext.checkpoint.folder import find_file, open_folder
+from flashnext.checkpoint.identity import identity
+from flashnext.engine.caching import Caching
 from flashnext.engine.core import CoreOptions, Tokens
-from flashnext.engine.defaults import DRAFTS, GAP_MS, LEAST_GIB, MAX_WINDOW, MOST_GIB, ROUND_ROWS
-from flashnext.engine.errors import ContextExceeded, EngineClosed
+from flashnext.engine.defaults import DRAFTS, GAP_MS, LEAST_GIB, MAX_WINDOW, MOST_GIB, ROUND_ROWS, SPILL_GIB
+from flashnext.engine.errors import ContextExceeded, EngineClosed, MemoryShort
 from flashnext.engine.events import Counts
+from flashnext.engine.guard import Guard, private_bytes
+from flashnext.engine.histories import Histories
 from flashnext.engine.inbox import Inbox, Item, Mailbox
 from flashnext.engine.job import Deliver, Job
 from flashnext.engine.load import Loaded, load_model, open_device
 from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.machine import ram_bytes
-from flashnext.engine.plan import GIB, Machine, MemoryPlan, PlanSettings, make_plan
-from flashnext.engine.reply import Chat, ReplyText, closing_ids
+from flashnext.engine.marks import Place, places
+from flashnext.engine.plan import GIB, Machine, MemoryPlan, PlanSettings, make_plan, size
+from flashnext.engine.reply import Chat, ReplyText, Said, closing_ids
 from flashnext.engine.request import AsyncRequest, Request
 from flashnext.engine.sampling import Defaults, Sampling
 from flashnext.engine.scheduler import Scheduler
 from flashnext.engine.sizes import weight_sizes
+from flashnext.engine.spill import Spill
+from flashnext.engine.spill_files import SpillError
 from flashnext.engine.thread import EngineThread
 from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.text.messages import InvalidField
@@ -58,11 +67,15 @@ class ReadPrompt:
         token_ids: What the model reads.
         tokens: (n,) int32, the same.
         chat: What is known of the reply where it is the turn of a chat.
+        places: Where its marks lie.
+        history: Takes what a reply says and has the chat read on, in the background.
     """
 
     token_ids: list[int]
     tokens: Tokens
     chat: Chat | None = None
+    places: tuple[Place, ...] = ()
+    history: Callable[[Said], None] | None = None
 
 
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | ReadPrompt
@@ -88,6 +101,7 @@ class Engine:
         context: Largest prompt plus reply, in tokens.
         parallel: Most requests that are answered at once.
         plan: What memory it takes.
+        warnings: Sentences about what was asked for and is not so.
     """
 
     def __init__(
@@ -106,6 +120,9 @@ class Engine:
         serial_drafts: bool = False,
         prices: bool = True,
         load_limit_gib: float | None = None,
+        prefix_cache_gib: float | None = None,
+        spill_dir: str | Path | None = None,
+        spill_limit_gib: float = SPILL_GIB,
         planned: Callable[[MemoryPlan], None] = lambda plan: None,
         progress: Callable[[str], None] = lambda stage: None,
         random_bits: Callable[[int], int] = secrets.randbits,
@@ -132,6 +149,10 @@ class Engine:
             serial_drafts: Draft only when the host has seen what a round kept; slower, to look for faults.
             prices: Weigh what drafts cost; without, each sequence gets the most it may have.
             load_limit_gib: Most memory that all of it takes, in GiB, above 0; default 70 % of the machine's.
+            prefix_cache_gib: For prompts that were read, in GiB, so that others go on from them; 0 for no
+                cache, default what the plan finds.
+            spill_dir: Folder for what the cache has no room for; default none. It keeps what prompts say.
+            spill_limit_gib: Most that the files there take, in GiB.
             planned: Told the memory plan, before anything of it is allocated.
             progress: Told what is being loaded, stage by stage.
             random_bits: Where the seeds of requests without one come from.
@@ -151,7 +172,11 @@ class Engine:
             round_rows=round_rows,
             ngram_table=ngram_table,
             load_limit_bytes=_bytes("load_limit_gib", load_limit_gib),
+            prefix_cache_bytes=None
+            if prefix_cache_gib is None
+            else _size("prefix_cache_gib", prefix_cache_gib),
         )
+        spill_limit_bytes = _size("spill_limit_gib", spill_limit_gib)
         if not gap_ms >= 0:
             raise InvalidArgument(f"gap_ms is {gap_ms}, expected 0 or more")
         progress("tokenizer and chat template")
@@ -169,6 +194,7 @@ class Engine:
             device=opened,
             dtype=dtype,
             context=self.plan.context,
+            cache_pages=self.plan.prefix_cache_bytes // self.plan.page_bytes,
             draft_head=drafts > 0,
             streamed_table=self.plan.ngram_table == "streamed",
         )
@@ -191,9 +217,32 @@ class Engine:
         self._process = os.getpid()
         self._loops = threading.local()  # each thread's mailbox, for the event loop that it runs
         self.parallel = self.plan.parallel
-        self._thread = EngineThread(Scheduler(core, self.parallel, gap_ms))
+        self.warnings: tuple[str, ...] = ()
+        self._guard = _guard(self.plan, core, lambda: scheduler.n_running)
+        caching = Caching(core, self.plan.prefix_cache_bytes, time.perf_counter, guard=self._guard)
+        scheduler = Scheduler(core, self.parallel, gap_ms, caching=caching)
+        thread = self._thread = EngineThread(scheduler)
+        self._caches = self.plan.prefix_cache_bytes > 0
+        self._histories = Histories(
+            self.template, self.context, lambda warm: thread.call(lambda scheduler: scheduler.add_warm(warm))
+        )
+        if spill_dir is not None and self._caches:
+            try:
+                spill = Spill(
+                    Path(spill_dir),
+                    core,
+                    f"{identity(checkpoint)} {core.identity()}",
+                    page=PAGE_TOKENS,
+                    limit_bytes=spill_limit_bytes,
+                )
+            except SpillError as error:
+                self.warnings += (f"the prefix cache goes without its spill directory: {error}",)
+            else:
+                thread.call(lambda scheduler: caching.attach(spill, lambda: thread.call(_nothing)))
         # Also at exit: the thread must not be inside the core while the interpreter is taken down.
-        self._finalizer = weakref.finalize(self, _close, self._thread, self._process, _EXIT_TIMEOUT_S)
+        self._finalizer = weakref.finalize(
+            self, _close, self._thread, self._histories, self._process, _EXIT_TIMEOUT_S
+        )
 
     @property
     def loaded(self) -> Loaded:
@@ -213,7 +262,9 @@ class Engine:
     @property
     def counts(self) -> Counts:
         """What the engine is doing, and has done since it was made."""
-        return self._thread.counts
+        n_waiting = self._histories.n_waiting
+        counts = self._thread.counts
+        return replace(counts, cache=replace(counts.cache, warming=counts.cache.warming + n_waiting))
 
     def generate(
         self,
@@ -240,6 +291,7 @@ class Engine:
             InvalidArgument: The prompt cannot be read, is too long, or a setting is out of its range.
             EngineClosed: The engine is closed or was made before a fork.
             EngineFailed: The engine's thread died.
+            MemoryShort: The process takes nearly all the memory that it may.
         """
         return self.submit(prompt, sampling=sampling, tools=tools, options=options)
 
@@ -312,7 +364,7 @@ class Engine:
         Returns:
             Whether the thread has ended within the time.
         """
-        return _close(self._thread, self._process, timeout_s)
+        return _close(self._thread, self._histories, self._process, timeout_s)
 
     def __enter__(self) -> Engine:
         return self
@@ -352,6 +404,12 @@ class Engine:
 
     def _job(self, prompt: ReadPrompt, sampling: Sampling, deliver: Deliver) -> tuple[Job, int]:
         """Turn a request into a job, and check all of it; the seed is drawn here."""
+        if self._guard.full:
+            self._thread.call(_nothing)  # it lets the cache give way
+            raise MemoryShort(
+                f"the process takes {size(self._guard.used_bytes)} of the {size(self.plan.limit_bytes)} that "
+                "it may; try again later, or start with a higher --load-limit or a smaller --prefix-cache"
+            )
         ids, chat = prompt.token_ids, prompt.chat
         left = self.context - len(ids)
         if left < 1:
@@ -391,7 +449,11 @@ class Engine:
             deliver=deliver,
             background=sampling.priority == "background",
             closing=tuple(closing_ids(self.tokenizer)) if limited else (),
+            cache=sampling.cache,
+            places=prompt.places,
         )
+        if sampling.cache and prompt.history is not None:
+            job.said, job.ended_with = Said(), prompt.history
         return job, seed
 
     def _read_prompt(
@@ -406,21 +468,24 @@ class Engine:
             )
         if options is not None and not isinstance(options, TemplateOptions):
             raise InvalidField("options", f"expected TemplateOptions, found {type(options).__name__}")
-        chat = None
+        chat = turns = history = None
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif len(prompt) and isinstance(prompt[0], Mapping):
-            rendered = self.template.render(prompt, tools, options)  # type: ignore[arg-type]
+            rendered = self.template.render(prompt, tools, options, turns=self._caches)  # type: ignore[arg-type]
             if not rendered.token_ids:
                 raise InvalidField("messages", "the chat template makes nothing of them")
-            ids, chat = rendered.token_ids, Chat(rendered.in_thinking, tools)
+            ids, chat, turns = rendered.token_ids, Chat(rendered.in_thinking, tools), rendered.turns
+            if self._caches:
+                history = partial(self._histories.add, list(prompt), tools, options)  # type: ignore[arg-type]
         else:
             ids = self._check_ids(prompt)  # type: ignore[arg-type]
         if chat is None and (tools or options):
             raise InvalidField("tools" if tools else "options", "only a prompt of messages can have them")
         if not ids:
             raise InvalidField("prompt", "expected at least one token, found none")
-        return ReadPrompt(ids, np.asarray(ids, np.int32), chat)
+        at = places(len(ids), turns) if self._caches else ()
+        return ReadPrompt(ids, np.asarray(ids, np.int32), chat, at, history)
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         # Nearly always all of them are right, which is soon seen.
@@ -458,6 +523,12 @@ def _plan(
     return make_plan(config, weights, settings, machine), checkpoint, opened
 
 
+def _size(name: str, gib: float) -> int:
+    if not 0 <= gib < math.inf:
+        raise InvalidArgument(f"{name} is {gib}, expected GiB from 0")
+    return int(gib * GIB)
+
+
 def _bytes(name: str, gib: float | None) -> int | None:
     if gib is None:
         return None
@@ -481,5 +552,30 @@ def _is_short(prompt: PromptLike) -> bool:
     return all(isinstance(value, str) for value in values) and sum(map(len, values)) <= SHORT_CHARS
 
 
-def _close(thread: EngineThread, process: int, timeout_s: float | None) -> bool:
-    return os.getpid() != process or thread.close(timeout_s)
+def _nothing(scheduler: Scheduler) -> None:
+    """Let the thread take a step, in which it hears what there is."""
+
+
+def _guard(plan: MemoryPlan, core: LoadedCore, n_running: Callable[[], int]) -> Guard:
+    """Watch the memory of a process that has one engine."""
+    mapped = plan.weights.total_bytes - plan.weights.copied_bytes
+    fixed = plan.weights.total_bytes + plan.scratch_bytes + plan.margin_bytes
+
+    def accounted() -> int:
+        pages = (core.n_pages - core.free_pages()) * core.page_bytes
+        return fixed + n_running() * plan.session_bytes + pages + core.snapshot_bytes()
+
+    def footprint() -> int | None:
+        private = private_bytes()
+        return None if private is None else private + mapped
+
+    return Guard(
+        plan.limit_bytes, plan.total_bytes, plan.prefix_cache_bytes, accounted, footprint, time.monotonic
+    )
+
+
+def _close(thread: EngineThread, histories: Histories, process: int, timeout_s: float | None) -> bool:
+    if os.getpid() != process:
+        return True
+    histories.close()
+    return thread.close(timeout_s)

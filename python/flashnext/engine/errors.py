@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashnext.errors import FlashnextError
+from flashnext.errors import FlashnextError, OutOfMemory
 from flashnext.text.messages import InvalidField
 
 
@@ -16,3 +16,13 @@ class ContextExceeded(InvalidField):
 
 class EngineFailed(FlashnextError, RuntimeError):
     """The engine's thread died; it serves nothing more."""
+
+
+class MemoryShort(OutOfMemory):
+    """The process takes nearly all the memory that it may; it takes requests again once it has room.
+
+    Attributes:
+        retry_after_s: When to try again.
+    """
+
+    retry_after_s = 5

@@ -37,6 +37,7 @@ def load_model(
     dtype: str = "bfloat16",
     context: int | None = None,
     sequences: int = 1,
+    cache_pages: int = 0,
     max_chunk: int = 512,
     max_window: int = MAX_WINDOW,
     draft_head: bool = True,
@@ -55,6 +56,7 @@ def load_model(
         dtype: "bfloat16" or "float32", of activations and caches.
         context: Largest prompt plus reply in tokens; default what the checkpoint's config asks for.
         sequences: How many sequences of that context the pages are for.
+        cache_pages: Pages beside those, for what is cached.
         max_chunk: Rows of a prompt pass, 1 to 2048.
         max_window: Rows of a window, 1 to 64.
         draft_head: Load the draft head, where the checkpoint has one.
@@ -96,7 +98,7 @@ def load_model(
         max_window=max_window,
         streamed_table=streamed_table,
     )
-    pool = _core.PagePool(model, n_pages(tokens) * sequences)
+    pool = _core.PagePool(model, n_pages(tokens) * sequences + cache_pages)
     return Loaded(checkpoint, opened, model, pool, tokens, dtype)
 
 

@@ -42,6 +42,7 @@ LEAST_CONTEXT = 1024
 """A context that nobody asked for is lowered no further than to this; one that is lowered is a multiple."""
 
 _CACHE_SHARE = 4  # a prefix cache that nobody sized gets this part of what weights and scratch leave
+_CACHE_CONTEXTS, _CACHE_MARKS = 32, 16  # and no more than so many contexts with so many marks each
 _PROCESS_BYTES = 69 << 20  # interpreter, libraries and server; measured in docs/memory.md
 _TOKEN_BYTES = 704  # of the tokenizer, an id of the vocabulary
 
@@ -230,7 +231,8 @@ class _Planner:
         if cache is None:
             needed = self._sized(context, sequences, 0)
             fixed = needed.weights.total_bytes + needed.scratch_bytes + needed.margin_bytes
-            cache = max(0, min((limit - fixed) // _CACHE_SHARE, limit - needed.total_bytes))
+            most = _CACHE_CONTEXTS * (needed.pages_bytes + _CACHE_MARKS * needed.snapshot_bytes)
+            cache = max(0, min((limit - fixed) // _CACHE_SHARE, limit - needed.total_bytes, most))
         if settings.context is None and self._bytes(context, sequences, cache) > limit:
             context = self._largest_context(context, sequences, cache) or context
         if self._bytes(context, sequences, cache) > limit:

@@ -48,6 +48,8 @@ class Sampling:
         stop_token_ids: Ids that end the reply beside those of the checkpoint.
         logprobs: Report the log-probability of each token, and of this many of the likeliest; None for none.
         draft: Let drafts speed the reply up. They never change it.
+        cache: Let the prompt go on from what was read before, and be kept for others. That never changes the
+            reply.
         thinking_budget: Most tokens of a chat's thoughts; at it their block is closed, and the answer begins.
         ignore_eos: Go on after the checkpoint's end tokens, to max_tokens or the context.
         parallel_calls: Let a chat's reply make several calls; without, it ends after the first.
@@ -70,6 +72,7 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     logprobs: int | None = None
     draft: bool = True
+    cache: bool = True
     thinking_budget: int | None = None
     ignore_eos: bool = False
     parallel_calls: bool = True

@@ -88,6 +88,11 @@ class Scheduler:
         return not (self._waiting or self._running or self._going or self._ending or self._warm.n_pending)
 
     @property
+    def n_running(self) -> int:
+        """How many jobs run; from any thread."""
+        return len(self._running)
+
+    @property
     def counts(self) -> Counts:
         """What is going on; from any thread."""
         return Counts(
@@ -96,7 +101,11 @@ class Scheduler:
             free_pages=self._core.free_pages(),
             preempted=self._n_preempted,
             forked=self._n_forked,
-            cache=replace(self._caching.counts, warm_passes=self._warm.n_done, warming=self._warm.n_pending),
+            cache=replace(
+                self._caching.counts,
+                warm_passes=self._warm.n_done,
+                warming=self._warm.n_pending + len(self._ending),
+            ),
         )
 
     def add(self, job: Job) -> None:
@@ -496,10 +505,10 @@ class Scheduler:
                 continue
             if event.finish_reason is not None:
                 self._finish(job, [drawn.token for drawn in landed.tokens[i + 1 :]])
-            job.send(event)
-            if event.finish_reason is not None:
                 if job.said is not None:
                     job.ended_with(job.said)
+            job.send(event)
+            if event.finish_reason is not None:
                 return
             if job.text.out_of_thoughts:
                 self._close_thoughts(job)  # whatever was drawn beyond does not count

@@ -43,7 +43,12 @@ class EngineThread:
         """What is going on."""
         with self._changed:
             counts = self._scheduler.counts
-            return replace(counts, waiting=counts.waiting + len(self._inbox))
+            warming = counts.cache.warming + len(self._calls)
+            return replace(
+                counts,
+                waiting=counts.waiting + len(self._inbox),
+                cache=replace(counts.cache, warming=warming),
+            )
 
     def submit(self, job: Job) -> None:
         """Hand in a job.
