@@ -26,10 +26,11 @@ from flashnext.engine.defaults import (
     NGRAM_TABLE,
     PARALLEL,
     ROUND_ROWS,
+    SPILL_GIB,
 )
 from flashnext.errors import FlashnextError
 from flashnext.server.configuration import Parser, parse, written
-from flashnext.server.options import add_options, gib, parallel, settings_of
+from flashnext.server.options import add_options, cache_gib, gib, parallel, settings_of
 from flashnext.version import VERSION
 
 # What takes long to import is imported where it is needed, so that --help and refusals are instant.
@@ -122,6 +123,26 @@ def _serve_parser() -> argparse.ArgumentParser:
         type=gib,
         metavar="GIB",
         help=f"most memory that all of it takes, above 0 (default: {LIMIT_PERCENT} %% of the machine's)",
+    )
+    engine.add_argument(
+        "--prefix-cache",
+        type=cache_gib,
+        metavar="auto|GIB",
+        help="memory for prompts that were read, so that others go on from them; 0 for none (default auto: "
+        "up to a quarter of what the weights leave)",
+    )
+    engine.add_argument(
+        "--spill-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for what the prefix cache has no room for; holds what prompts say (default: none)",
+    )
+    engine.add_argument(
+        "--spill-limit",
+        type=gib,
+        default=SPILL_GIB,
+        metavar="GIB",
+        help=f"most that the files there take (default {SPILL_GIB:g})",
     )
     engine.add_argument("--device", default="auto", help="auto or cpu (default auto)")
     engine.add_argument(
@@ -236,12 +257,15 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
         serial_drafts=args.serial_drafts,
         prices=not args.no_prices,
         load_limit_gib=args.load_limit,
+        prefix_cache_gib=args.prefix_cache,
+        spill_dir=args.spill_dir,
+        spill_limit_gib=args.spill_limit,
         planned=_show_plan,
     )
     loading = Loading(load, _progress(path), service)
 
     def on_loaded(engine: Engine) -> None:
-        for warning in engine.loaded.checkpoint.warnings:
+        for warning in (*engine.loaded.checkpoint.warnings, *engine.warnings):
             print(f"flashnext-serve: warning: {warning}", file=sys.stderr)
         service.ready(engine)
         print(_banner(engine, service.name, _url(listener), began), flush=True)

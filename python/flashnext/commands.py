@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,17 +27,9 @@ from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
 from flashnext.checkpoint.convert import convert as convert_checkpoint
 from flashnext.checkpoint.expected import describe
 from flashnext.checkpoint.summary import Summary
-from flashnext.engine.defaults import (
-    DRAFTS,
-    LIMIT_PERCENT,
-    MAX_WINDOW,
-    MOST_GIB,
-    NGRAM_TABLE,
-    PARALLEL,
-    ROUND_ROWS,
-)
+from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_WINDOW, NGRAM_TABLE, PARALLEL, ROUND_ROWS
 from flashnext.errors import FlashnextError
-from flashnext.server.options import gib, number, parallel
+from flashnext.server.options import cache_gib, gib, parallel
 from flashnext.version import VERSION
 
 Run = Callable[[argparse.Namespace], None]
@@ -115,11 +108,9 @@ def plan(parser: argparse.ArgumentParser) -> Run:
     )
     parser.add_argument(
         "--prefix-cache",
-        type=_cache_gib,
-        default=0.0,
+        type=cache_gib,
         metavar="auto|GIB",
-        help="for cached prefixes, taken before sequences get theirs; flashnext-serve has no such cache yet "
-        "(default 0: none)",
+        help="for cached prefixes, taken before sequences get theirs; 0 for none (default auto)",
     )
     parser.add_argument(
         "--dtype",
@@ -196,8 +187,30 @@ def plan(parser: argparse.ArgumentParser) -> Run:
     return run
 
 
-def _cache_gib(text: str) -> float | None:
-    return None if text == "auto" else number(0, MOST_GIB)(text)
+def cache(parser: argparse.ArgumentParser) -> Run:
+    """Show or remove what a server's --spill-dir holds."""
+    parser.add_argument("action", choices=("ls", "clear"), help="show the marks, or remove all of them")
+    parser.add_argument("folder", type=Path, help="the folder")
+
+    def run(args: argparse.Namespace) -> None:
+        from flashnext.engine.spill_files import clear, listed
+
+        if args.action == "clear":
+            n, n_bytes = clear(args.folder)
+            print(f"{args.folder}: {_count(n, 'file')} removed, {_gib(n_bytes)}")
+            return
+        marks, n_bytes = listed(args.folder)
+        print(f"{'tokens':>9}{'last used':>22}  kind")
+        for mark in marks:
+            used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mark.used))
+            pinned = ", pinned" if mark.header.get("pinned") else ""
+            print(f"{len(mark.rows):>9,}{used:>22}  {_KINDS.get(mark.header.get('kind'), 'unknown')}{pinned}")
+        print(f"{_count(len(marks), 'mark')}, {_gib(n_bytes)} with their pages")
+
+    return run
+
+
+_KINDS = {0: "spaced", 1: "message", 2: "user turn", 3: "end", 4: "system prompt"}
 
 
 def replay(parser: argparse.ArgumentParser) -> Run:
@@ -287,7 +300,7 @@ def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
             bars.stop()
 
 
-COMMANDS = (convert, inspect, plan, pull, replay)
+COMMANDS = (cache, convert, inspect, plan, pull, replay)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ from flashnext.engine.spill import Spill, Stored
 from flashnext.errors import DeviceError, InvalidArgument, OutOfMemory, OutOfPages
 
 STORE_AHEAD = 4
-"""Marks that would go first are written before they do: as many as take this part of the limit."""
+"""Marks that would go first are written before they do: those of one part of so many of the limit."""
 
 TEND_S = 0.5
 """Between looks at the age of marks and at the memory of the process."""
@@ -43,6 +43,7 @@ class Caching:
 
     Attributes:
         cache: What is kept.
+        ahead_bytes: So much of what would go first is written to the spill directory before it does.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class Caching:
             guard: Says by how much the cache may grow.
         """
         self._reserved_bytes = limit_bytes
+        self.ahead_bytes = limit_bytes // STORE_AHEAD
         self._guard = guard
         self._tended_s = clock_s()
         self._spill: Spill | None = None
@@ -213,6 +215,7 @@ class Caching:
 
     def _forgotten(self, rows: Keys) -> None:
         if (mark := self.cache.find_mark(rows)) is not None:
+            mark.value.storable = False  # until it is used: else two marks could push each other out for ever
             self.cache.forget_stored(mark)
 
     def _used(self, mark: KeptMark) -> None:
@@ -225,7 +228,7 @@ class Caching:
             return
         if not self._spill.ready:
             return
-        mark = self.cache.to_store(self.cache.limit_bytes // STORE_AHEAD, self._now_s())
+        mark = self.cache.to_store(self.ahead_bytes, self._now_s())
         if mark is None or mark.value.snapshot is None:
             self._stored = self.cache.version  # nothing is to be done until something changes
             return

@@ -50,7 +50,7 @@ class Kept:
         snapshot: In memory; None where it is in the spill directory alone, and of the tree's root.
         pages: Ids of its pages, by position.
         stored: Whether the spill directory has it.
-        storable: Whether it may have it.
+        storable: Whether it may get it: it fits there, and was not removed there since it was used.
         pinned: Whether it goes after all that are not.
         pin_stored: Whether the spill directory knows of that.
     """
@@ -163,7 +163,7 @@ class PrefixCache:
 
     def use(self, mark: KeptMark, now_s: float) -> None:
         """Take note that a prompt goes on from a mark; a system prompt that others begin with is pinned."""
-        mark.value.used_s = now_s
+        mark.value.used_s, mark.value.storable = now_s, True
         if mark.value.kind == Kind.SYSTEM and not mark.value.pinned:
             mark.value.pinned = True
             self._limit_pinned(now_s)

@@ -231,6 +231,8 @@ class Spill:
 
     def _write(self, mark: Stored, snapshot: Snapshot, names: Sequence[str]) -> None:
         name = files.mark_name(self._identity, mark.rows)
+        if self._size_of(mark, names, whole=True) > self._limit_bytes:  # before others are removed for it
+            raise files.NoRoom(f"{self._folder}: a mark of {len(mark.rows)} rows does not fit --spill-limit")
         self._make_room(self._size_of(mark, names, whole=False), name)
         for index, page in enumerate(names):
             if self._closed:

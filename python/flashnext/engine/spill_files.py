@@ -241,6 +241,46 @@ def scan(folder: Path, identity: str, page: int) -> Iterator[tuple[Entry, list[s
             remove(folder / name)
 
 
+def listed(folder: Path) -> tuple[list[Entry], int]:
+    """List the marks of a directory, and count the bytes of all its files; changes nothing.
+
+    Raises:
+        SpillError: The directory cannot be read.
+    """
+    try:
+        paths = list_files(folder)
+        n_bytes = sum(path.stat().st_size for path in paths)
+    except OSError as error:
+        raise SpillError(f"{folder}: cannot be read: {error.strerror}") from None
+    marks = []
+    for path in paths:
+        if path.name.startswith("m"):
+            with suppress(SpillError, OSError):
+                marks.append(read_head(path))
+    return sorted(marks, key=lambda mark: -mark.used), n_bytes
+
+
+def clear(folder: Path) -> tuple[int, int]:
+    """Remove all files of a directory; returns how many, and their bytes.
+
+    Raises:
+        SpillBusy: A process uses it.
+        SpillError: It cannot be read.
+    """
+    if not folder.is_dir():
+        raise SpillError(f"{folder}: no such folder")
+    lock = Lock(folder)
+    try:
+        remove_leftovers(folder)
+        sizes = [(path, path.stat().st_size) for path in list_files(folder)]
+        gone = [size for path, size in sizes if remove(path)]
+    except OSError as error:
+        raise SpillError(f"{folder}: cannot be read: {error.strerror}") from None
+    finally:
+        lock.release()
+    return len(gone), sum(gone)
+
+
 def _head(path: Path, file: BinaryIO) -> tuple[Entry, Any]:
     status = os.fstat(file.fileno())
     start = file.read(len(MAGIC) + 4)

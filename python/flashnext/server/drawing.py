@@ -65,6 +65,7 @@ class Drawing(BaseModel):
     min_tokens: int = Field(0, ge=0)
     stop_token_ids: list[int] = Field([], max_length=64, fail_fast=True)
     draft: bool = True
+    cache: bool = True
     priority: str = "normal"
     return_token_ids: bool = False
 
@@ -141,6 +142,7 @@ class Drawing(BaseModel):
             stop_token_ids=self.stop_token_ids,
             logprobs=logprobs,
             draft=self.draft,
+            cache=self.cache,
             priority=self.priority,
             ignore_eos=self.ignore_eos,
             **more,

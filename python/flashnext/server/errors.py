@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
-from flashnext.engine.errors import ContextExceeded, EngineClosed, EngineFailed
+from flashnext.engine.errors import ContextExceeded, EngineClosed, EngineFailed, MemoryShort
 from flashnext.errors import DeviceError, FlashnextError, InvalidArgument, OutOfMemory
 from flashnext.text.messages import InvalidField, cut
 from flashnext.text.written import TooLong
@@ -89,6 +89,7 @@ TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (RequestTimeout, 504, "server_error", "timeout"),
     (EngineClosed, 503, "server_error", "shutting_down"),
     (EngineFailed, 503, "server_error", "engine_failed"),
+    (MemoryShort, 503, "server_error", "memory_short"),
     (OutOfMemory, 503, "server_error", "out_of_memory"),
     (MemoryError, 503, "server_error", "out_of_memory"),
     (DeviceError, 500, "server_error", "device_error"),
@@ -123,7 +124,7 @@ class ErrorResponse(JSONResponse):
         """Write an error."""
         status, body = envelope(error)
         more = dict(headers or {})
-        if isinstance(error, Unready):
+        if isinstance(error, Unready | MemoryShort):
             more["retry-after"] = str(error.retry_after_s)
         if isinstance(error, KeyRefused):
             more["www-authenticate"] = "Bearer"

@@ -47,9 +47,9 @@ _SAMPLING = _honoured(
     *("temperature", "top_p", "top_k", "min_p"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
     *("ignore_eos", "min_tokens", "stop_token_ids"),
-    *("draft", "priority", "return_token_ids"),
+    *("cache", "draft", "priority", "return_token_ids"),
 )
-_NO_EFFECT = _harmless("cache", "cache_prompt", "metadata", "service_tier", "store", "user")
+_NO_EFFECT = _harmless("cache_prompt", "metadata", "service_tier", "store", "user")
 _LATER = "not supported yet"
 _GRAMMAR = {
     name: Rule("refused", f"{_LATER}; structured output is to come")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 from starlette.requests import Request
@@ -56,6 +57,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
             "max_top_logprobs": MAX_TOP_LOGPROBS,
         },
         "quantization": {"bits": bits, "activations": loaded.dtype},
+        "prefix_cache": asdict(engine.counts.cache),
         "draft_head": loaded.checkpoint.config.n_mtp_layers > 0,
         "device": loaded.device.name,
     }

@@ -166,6 +166,11 @@ def gib(text: str) -> float:
     return value
 
 
+def cache_gib(text: str) -> float | None:
+    """Read the size of a prefix cache in GiB, from 0; None for auto."""
+    return None if text == "auto" else number(0, MOST_GIB)(text)
+
+
 def parallel(text: str) -> int | None:
     """Read how many requests are answered at once; None for auto."""
     if text == "auto":

@@ -97,4 +97,4 @@ class Record:
 
 
 def _alone(sampling: Sampling, seed: int) -> Sampling:
-    return replace(sampling, seed=seed, draft=False)
+    return replace(sampling, seed=seed, draft=False, cache=False)

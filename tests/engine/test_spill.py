@@ -1,0 +1,478 @@
+"""Spill directories: real files, real threads and processes; whatever happens to them, replies stay right."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flashnext.commands import main
+from flashnext.engine import spill_files as files
+from flashnext.engine.caching import Caching
+from flashnext.engine.marks import Kind, Place
+from flashnext.engine.prefix_cache import CacheOptions
+from flashnext.engine.radix import Keys, row_keys
+from flashnext.engine.scheduler import Scheduler
+from flashnext.engine.spill import COOL_S, Spill
+from support.fake_core import BLOCK_BYTES, PAGE, FakeCore
+from support.jobs import Client, add
+
+GIB = 1 << 30
+IDENTITY = "this model, this build"
+
+
+def counting(prompt: list[int]) -> list[int]:
+    return [100 + (sum(prompt) + 7 * i) % 900 for i in range(200)]
+
+
+class LockedCore(FakeCore):
+    """The fake core for several threads: states are read and restored by others than the engine's."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.mutex = threading.RLock()
+        self.reading: Callable[[], object] = lambda: None
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in ("read_page", "read_block", "restore", "step", "resume", "snapshot", "open", "stop"):
+            return found
+
+        def locked(*args: Any, **more: Any) -> Any:
+            if name.startswith("read"):
+                self.reading()
+            with self.mutex:
+                return found(*args, **more)
+
+        return locked
+
+
+class Server:
+    """A scheduler with a cache and a spill directory, stepped by the test.
+
+    Attributes:
+        now_s: The time of day of the directory.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        limit: int = 10**6,
+        disk: int = GIB,
+        floor: int = 0,
+        identity: str = IDENTITY,
+        n_pages: int = 400,
+    ) -> None:
+        self.core = LockedCore(counting, n_pages=n_pages, max_chunk=64)
+        self.now_s = 1e9
+        self.caching = Caching(self.core, limit, time.perf_counter, CacheOptions(page=PAGE, spacing=0))
+        self.spill = Spill(
+            folder,
+            self.core,
+            identity,
+            page=PAGE,
+            limit_bytes=disk,
+            floor_bytes=floor,
+            now=lambda: self.now_s,
+        )
+        self.spill.bytes_per_s = 1e15  # the fake core reads faster than any disk
+        self.scheduler = Scheduler(self.core, 4, caching=self.caching)
+        self.caching.attach(self.spill, lambda: None)
+        self.settle()
+
+    def ask(self, prompt: Sequence[int], places: Sequence[Place] = (), **more: Any) -> int:
+        """Answer a prompt, check the reply; returns its cached tokens."""
+        client: Client = add(self.scheduler, list(prompt), places=tuple(places), **{"max_tokens": 2, **more})
+        self.run()
+        events = client.events()
+        tokens = [i for event in events for i in event.token_ids]
+        assert tokens == counting(list(prompt))[: len(tokens)]
+        usage = events[-1].usage
+        assert usage is not None
+        return usage.cached_tokens
+
+    def run(self) -> None:
+        deadline = time.monotonic() + 30
+        while not self.scheduler.idle:
+            assert time.monotonic() < deadline, "it goes on for ever"
+            self.scheduler.step()
+
+    def settle(self) -> None:
+        """Step until nothing is being written or looked for."""
+        deadline = time.monotonic() + 30
+        quiet = 0
+        while quiet < 3:
+            assert time.monotonic() < deadline, "it goes on for ever"
+            self.caching.tend()
+            busy = self.spill._writer.n_waiting + self.spill._reader.n_waiting
+            quiet = 0 if busy or self.caching._storing or self.caching._arrived else quiet + 1
+            time.sleep(0.001)
+
+    def spill_all(self) -> None:
+        """Write all marks that can be written."""
+        self.caching.ahead_bytes, self.caching._stored = 1 << 40, -1
+        self.settle()
+
+    def evict_all(self) -> None:
+        """Write all marks, and drop them from memory."""
+        self.spill_all()
+        self.caching.cache.clear()
+
+    def close(self) -> None:
+        self.scheduler.end_all(RuntimeError("over"))
+        assert self.core.open_snapshots == []
+        assert self.core.free_pages() == self.core.n_pages
+
+    @property
+    def counts(self) -> Any:
+        return self.scheduler.counts.cache
+
+
+def end(n: int, kind: Kind = Kind.END) -> Place:
+    return Place(n, kind)
+
+
+def prompt(n: int, first: int = 1) -> list[int]:
+    return [first, *range(2, n + 1)]
+
+
+def spilled(folder: Path, **more: Any) -> Server:
+    """A server whose only mark, at 50, is on disk alone."""
+    server = Server(folder, **more)
+    server.ask(prompt(60), [end(50)], max_tokens=1, stops=())
+    server.caching.cache.give_way(0.0, [mark for mark in server.caching.cache.marks if mark.n == 50])
+    server.evict_all()
+    return server
+
+
+# --- what is written comes back
+
+
+def test_what_was_evicted_comes_back_from_disk_with_the_same_state(tmp_path: Path) -> None:
+    server = spilled(tmp_path)
+    assert server.counts.marks == 0 and server.core.free_pages() == server.core.n_pages
+    assert server.ask([*prompt(50), 900, 901]) == 50  # the fake core compares block and pages with the rows
+    assert (server.counts.restored, server.counts.spilled) == (1, 1)
+    server.close()
+
+
+def test_marks_survive_a_restart(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.ask(prompt(40), [end(24, Kind.SYSTEM)])
+    server.ask([*prompt(24), 900], [end(24, Kind.SYSTEM)])  # others begin with it: it is pinned
+    server.settle()  # and written at once
+    assert server.counts.spilled == 1
+    server.close()
+    again = Server(tmp_path)
+    assert again.counts.stored >= 1
+    assert again.ask([*prompt(24), 901]) == 24
+    assert next(m for m in again.caching.cache.marks if m.n == 24).value.pinned
+    again.close()
+
+
+def test_a_page_of_several_marks_is_written_once_and_restored_once(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.ask(prompt(70), [end(n) for n in (17, 30, 45, 64)], max_tokens=1)
+    server.ask([*prompt(45), *range(300, 330)], [end(60)], max_tokens=1)
+    marks = [(mark.n, server.caching.cache.keys_of(mark)) for mark in server.caching.cache.marks]
+    in_memory = server.caching.cache.pages_bytes
+    server.evict_all()
+    names = {name for _, rows in marks for name in files.page_names(IDENTITY, rows, PAGE)}
+    assert {path.name for path in files.list_files(tmp_path) if path.name.startswith("p")} == names
+    assert len(names) < sum((n - 1) // PAGE for n, _ in marks)
+    for n, rows in sorted(marks, key=lambda mark: mark[0]):  # each shares the pages of those before it
+        assert server.ask([*rows.tolist(), 990, 991], max_tokens=1, cache=True) == n
+    kept = {mark.n for mark in server.caching.cache.marks}
+    assert kept >= {n for n, _ in marks}
+    assert (
+        in_memory <= server.caching.cache.pages_bytes <= in_memory + 2 * len(marks) * server.core.page_bytes
+    )
+    server.close()
+
+
+def test_the_last_head_row_of_a_page_depends_on_the_next_row() -> None:
+    a, b = row_keys(np.arange(40, dtype=np.int32)), row_keys(np.arange(40, dtype=np.int32))
+    b[16] = 99
+    one, other = (files.page_names("x", rows, 8) for rows in (a, b))
+    assert [x == y for x, y in zip(one, other, strict=True)] == [True, False, False, False]
+    assert files.page_names("y", a, 8) != one
+    assert len(files.page_names("x", a[:8], 8)) == 0 and len(files.page_names("x", a[:9], 8)) == 1
+
+
+def test_the_directory_keeps_its_limit_and_drops_what_was_not_used_for_longest(tmp_path: Path) -> None:
+    server = Server(tmp_path, disk=4000)
+    for first in range(50, 70):
+        server.now_s += 1
+        server.ask(prompt(60, first), [end(50)], max_tokens=1)
+        server.spill_all()
+        assert sum(path.stat().st_size for path in files.list_files(tmp_path)) <= 4000
+    assert 1 <= server.counts.stored <= 3
+    assert server.counts.spilled <= 2 * 20, "marks push each other out for ever"
+    assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path))
+    server.close()
+
+
+# --- what is wrong with files
+
+
+def damage(path: Path, how: str) -> None:
+    data = bytearray(path.read_bytes())
+    if how == "cut":
+        data = data[: len(data) // 2]
+    elif how == "empty":
+        data = bytearray()
+    elif how == "head":
+        data[30] ^= 1
+    elif how == "end":
+        data[-1] ^= 1
+    else:
+        data[len(data) - 20] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("how", ["cut", "empty", "head", "payload", "end"])
+@pytest.mark.parametrize("kind", ["m", "p"])
+@pytest.mark.parametrize("when", ["before a start", "while it runs"])
+def test_damaged_files_are_ignored_and_removed(tmp_path: Path, how: str, kind: str, when: str) -> None:
+    server = spilled(tmp_path)
+    if when == "before a start":
+        server.close()
+    damaged = [path for path in files.list_files(tmp_path) if path.name.startswith(kind)]
+    for path in damaged:
+        damage(path, how)
+    if when == "before a start":
+        server = Server(tmp_path)
+    assert server.ask([*prompt(50), 900, 901]) == 0
+    server.settle()
+    rows = row_keys(np.array(prompt(50), np.int32))
+    assert not (tmp_path / files.mark_name(IDENTITY, rows)).exists()
+    server.close()
+
+
+def test_files_of_another_identity_are_misses(tmp_path: Path) -> None:
+    server = spilled(tmp_path)
+    server.close()
+    assert files.list_files(tmp_path)
+    other = Server(tmp_path, identity="another numeric option")
+    assert files.list_files(tmp_path) == []
+    assert other.ask([*prompt(50), 900]) == 0
+    other.close()
+
+
+def test_a_file_under_another_ones_name_is_no_state(tmp_path: Path) -> None:
+    server = spilled(tmp_path)
+    server.ask(prompt(60, 9), [end(50)])
+    server.spill_all()
+    marks = [p for p in files.list_files(tmp_path) if p.name.startswith("m")]
+    target = tmp_path / files.mark_name(IDENTITY, row_keys(np.array(prompt(50), np.int32)))
+    shutil.copy(next(p for p in marks if p != target), target)
+    assert server.ask([*prompt(50), 900]) == 0
+    server.close()
+
+
+def test_nothing_else_in_the_folder_is_touched(tmp_path: Path) -> None:
+    for name in ("notes.txt", "m-1.spill", "p-xyz.spill", "lock.tmp", f"m-{'0' * 32}.spill.12.tmpx"):
+        (tmp_path / name).write_text("mine")
+    leftover = tmp_path / f"m-{'0' * 32}.spill.12.tmp"
+    leftover.write_text("half")
+    server = Server(tmp_path)
+    assert not leftover.exists()
+    server.close()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name != "lock") == sorted(
+        ["notes.txt", "m-1.spill", "p-xyz.spill", "lock.tmp", f"m-{'0' * 32}.spill.12.tmpx"]
+    )
+
+
+def test_files_are_the_owners_alone(tmp_path: Path) -> None:
+    server = spilled(tmp_path / "new")
+    assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (tmp_path / "new").iterdir())
+    server.close()
+
+
+# --- what happens to the directory
+
+
+def test_a_removed_directory_ends_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "spill"
+    server = spilled(folder)
+    shutil.rmtree(folder)
+    assert server.ask([*prompt(50), 900]) == 0
+    server.spill_all()
+    assert server.counts.spill_failures >= 1
+    assert not folder.exists()
+    server.close()
+
+
+def test_a_disk_with_too_little_space_is_written_nothing(tmp_path: Path) -> None:
+    server = Server(tmp_path, floor=1 << 60)
+    server.ask(prompt(60), [end(20), end(50)])
+    server.spill_all()
+    server.spill_all()
+    assert files.list_files(tmp_path) == []
+    assert server.counts.spill_failures == 1, "it is tried again before it has cooled down"
+    server.now_s += COOL_S + 1
+    server.spill_all()
+    assert server.counts.spill_failures == 2
+    assert server.ask([*prompt(50), 900]) == 50
+    server.close()
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(tmp_path)
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "replace", full)
+        server.ask(prompt(60), [end(20), end(50)])
+        server.spill_all()
+    assert [p.name for p in tmp_path.iterdir()] == ["lock"]
+    assert server.counts.spill_failures == 1
+    server.close()
+
+
+def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.ask(prompt(60), [end(50)])
+    server.settle()
+    hangs = threading.Event()
+    server.core.reading = lambda: hangs.wait(30)
+    server.caching.ahead_bytes = 1 << 40
+    for first in range(50, 58):
+        server.ask(prompt(60, first), [end(50)], max_tokens=1)
+    assert server.caching._storing
+    hangs.set()
+    server.settle()
+    server.close()
+
+
+def test_a_mark_that_does_not_come_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = spilled(tmp_path)
+    hangs = threading.Event()
+    monkeypatch.setattr(files, "read", lambda path: hangs.wait(30))
+    monkeypatch.setattr("flashnext.engine.caching.PATIENCE_S", 0.05)
+    beside = add(server.scheduler, prompt(20, 9), max_tokens=40)
+    assert server.ask([*prompt(50), 900]) == 0
+    assert beside.events()[-1].finish_reason == "length"
+    hangs.set()
+    server.settle()
+    server.close()
+
+
+def test_a_cancelled_request_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    hangs = threading.Event()
+    read = files.read
+    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not client.job.loading:
+        server.scheduler.step()
+    server.scheduler.cancel(client.job)
+    server.run()
+    assert client.events()[-1].finish_reason == "cancelled"
+    hangs.set()
+    server.settle()
+    assert server.ask([*prompt(50), 901]) == 50
+    server.close()
+
+
+# --- several processes
+
+
+def test_a_second_server_is_told_that_the_directory_is_taken(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    with pytest.raises(files.SpillBusy, match="another process uses it"):
+        Spill(tmp_path, server.core, IDENTITY, page=PAGE, limit_bytes=GIB)
+    with pytest.raises(files.SpillBusy):
+        files.clear(tmp_path)
+    server.close()
+    files.Lock(tmp_path).release()
+
+
+WRITER = """
+    import sys, time, threading
+    import numpy as np
+    from pathlib import Path
+    from flashnext.engine import spill_files as files
+    folder = Path(sys.argv[1])
+    lock = files.Lock(folder)
+    rng = np.random.default_rng(0)
+    print("begins", flush=True)
+    for i in range(10**6):
+        rows = np.arange(i, i + 20, dtype=np.int64)
+        data = [rng.integers(0, 255, 3_000_000, np.uint8)]
+        files.write(folder / files.mark_name("x", rows), {"identity": "x", "kind": 3, "cost_s": 1.0,
+                    "pinned": False}, rows, data, 0)
+"""
+
+
+def test_a_process_that_is_killed_while_it_writes_leaves_whole_files_or_none(tmp_path: Path) -> None:
+    rng = np.random.default_rng(int.from_bytes(os.urandom(4)))
+    for delay in rng.uniform(0.0, 0.08, 6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(WRITER), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(delay)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        process.stdout.close()
+        for path in files.list_files(tmp_path):
+            entry, payload = files.read(path)  # raises where one is damaged
+            assert payload.nbytes == 3_000_000 and path.name == files.mark_name("x", entry.rows)
+        lock = files.Lock(tmp_path)  # the dead one holds it no more
+        list(files.scan(tmp_path, "x", 64))
+        lock.release()
+        assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+
+
+# --- the command
+
+
+def test_the_command_lists_and_clears(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    server = Server(tmp_path)
+    server.ask(prompt(40), [end(24, Kind.SYSTEM)])
+    server.ask([*prompt(24), 900])
+    server.settle()
+    assert main(["cache", "ls", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "24" in out and "system prompt, pinned" in out
+    assert main(["cache", "clear", str(tmp_path)]) == 1
+    assert "another process uses it" in capsys.readouterr().err
+    server.close()
+    assert main(["cache", "clear", str(tmp_path)]) == 0
+    assert files.list_files(tmp_path) == []
+    assert main(["cache", "ls", str(tmp_path / "none")]) == 1
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def rows_of(keys: Keys) -> list[int]:
+    return [int(key) for key in keys]
+
+
+def test_blocks_and_pages_are_told_apart(tmp_path: Path) -> None:
+    server = spilled(tmp_path)
+    path = tmp_path / files.mark_name(IDENTITY, row_keys(np.array(prompt(50), np.int32)))
+    entry, payload = files.read(path)
+    assert rows_of(entry.rows) == prompt(50)
+    assert payload.nbytes == BLOCK_BYTES + server.core.page_bytes  # the block, and the page with row 49
+    assert payload[BLOCK_BYTES:].view(np.int32).tolist() == [*prompt(50)[48:], *[0] * (PAGE - 2)]
+    server.close()
