@@ -18,6 +18,7 @@ from flashnext.engine.scheduler import Scheduler
 from flashnext.text.template import TemplateOptions
 from support.fake_core import FakeCore
 from support.jobs import TOKENIZER, Client, add, run
+from support.pages import pages_came_back
 from support.plain import plain_reply
 from support.reference.sampler import Rules
 
@@ -30,8 +31,7 @@ HOT: dict[str, Any] = {"temperature": 2, "top_k": 0, "top_p": 1, "seed": 5}
 def engine() -> Iterator[Engine]:
     with Engine() as engine:
         yield engine
-        pool = engine.loaded.pool
-        assert pool.free == pool.total
+        assert pages_came_back(engine)
 
 
 @pytest.fixture(scope="module")

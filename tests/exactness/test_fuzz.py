@@ -35,6 +35,8 @@ SCENARIO = st.builds(
     options=OPTIONS,
     equal=st.booleans(),
     faults=st.booleans(),
+    cache=st.sampled_from([0, 1, 2, 4, 4, 9, 30]),
+    spill=st.sampled_from([False, False, True]),
 )
 
 
@@ -122,7 +124,7 @@ class KeepsOneMore(WatchedCore):
         return [self._more(one) if one.proposed > one.accepted and one.tokens else one for one in landed]
 
     def _more(self, one: Any) -> Any:
-        fields = ("session", "scores", "ended", "proposed", "error", "short")
+        fields = ("session", "scores", "snapshots", "ended", "proposed", "error", "short")
         last = one.tokens[-1]
         extra = SimpleNamespace(token=(last.token + 1) % 200, logits_hash=last.logits_hash, logprob=0, top=[])
         return SimpleNamespace(
@@ -130,6 +132,27 @@ class KeepsOneMore(WatchedCore):
             accepted=one.accepted + 1,
             **{name: getattr(one, name) for name in fields},
         )
+
+
+class ResumesAnother(WatchedCore):
+    """Who goes on from a snapshot has the state of a prompt that differs in the last token."""
+
+    def resume(self, snapshot: Any, tokens: Any) -> Any:
+        session = self.open()
+        tokens = tokens.copy()
+        tokens[-1] ^= 1
+        for first in range(0, len(tokens), 16):
+            self.core.step([ChunkPart(session, tokens[first : first + 16], False)], [])
+        return session
+
+
+class RestoresWithAFlippedBit(WatchedCore):
+    """What comes from disk differs in a bit of its block."""
+
+    def restore(self, n: int, block: Any, pages: Any) -> Any:
+        block = block.copy()
+        block[len(block) // 3] ^= 0x40
+        return self.core.restore(n, block, pages)
 
 
 class DrawsFromAnotherRow(WatchedCore):
@@ -146,7 +169,7 @@ class DrawsFromAnotherRow(WatchedCore):
         self.n += 1
         if self.n % 50:
             return one
-        fields = ("session", "scores", "ended", "proposed", "accepted", "error", "short")
+        fields = ("session", "scores", "snapshots", "ended", "proposed", "accepted", "error", "short")
         tokens = [
             SimpleNamespace(token=t.token, logits_hash=t.logits_hash ^ 1, logprob=t.logprob, top=t.top)
             for t in one.tokens
@@ -164,11 +187,20 @@ class KeepsASession(WatchedCore):
         return super().fork(session)
 
 
-@pytest.mark.parametrize("make", [ReadsLess, ForksAnother, KeepsOneMore, DrawsFromAnotherRow, KeepsASession])
-def test_a_planted_violation_is_seen(make: type[WatchedCore], machines: list[Machine]) -> None:
+@pytest.mark.parametrize(
+    ("make", "more"),
+    [
+        *((make, {}) for make in (ReadsLess, ForksAnother, KeepsOneMore, DrawsFromAnotherRow, KeepsASession)),
+        (ResumesAnother, {"cache": 9}),
+        (RestoresWithAFlippedBit, {"cache": 4, "spill": True}),
+    ],
+)
+def test_a_planted_violation_is_seen(
+    make: type[WatchedCore], more: dict[str, Any], machines: list[Machine]
+) -> None:
     for seed in range(60):
         options = CoreOptions(prices=False)
-        scenario = Scenario(seed, n_pages=5, options=options)
+        scenario = Scenario(seed, n_pages=5, options=options, **more)
         Run(machines[0], scenario).play()  # without it nothing is wrong
         try:
             Run(machines[0], scenario, make).play()

@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import queue
 import random
+import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -17,13 +19,19 @@ from typing import Any
 
 import numpy as np
 from flashnext import _core
+from flashnext.checkpoint.config import PAGE_TOKENS
+from flashnext.engine.caching import Caching
 from flashnext.engine.core import ChunkPart, CoreOptions, ReplyOptions
 from flashnext.engine.events import Event
 from flashnext.engine.job import Job
 from flashnext.engine.load import Loaded, load_model
 from flashnext.engine.loaded_core import LoadedCore
+from flashnext.engine.marks import Kind, Place
+from flashnext.engine.prefix_cache import CacheOptions
 from flashnext.engine.reply import ReplyText
 from flashnext.engine.scheduler import Scheduler
+from flashnext.engine.spill import Spill
+from flashnext.engine.warm import WarmPass
 from flashnext.text.tokenizer import Tokenizer
 
 from support.setups import Setup
@@ -58,6 +66,9 @@ MECHANISMS = (
     "failed allocations", "jobs failed", "cancelled waiting", "cancelled preempted", "cancelled paused",
     "cancelled reading", "cancelled decoding", "cancelled beside a paused one", "cancelled in a prompt pass",
     "cancelled in a round", "known replies drawn again", "prices timed",
+    "cache hits", "hits within a page", "hits of preempted ones", "replies without the cache",
+    "marks evicted", "ends of replies kept", "warm passes", "warm passes put off", "marks spilled",
+    "marks restored", "restarts", "hits after a restart",
 )  # fmt: skip
 
 
@@ -135,7 +146,14 @@ class Client:
     """One request and what it is told."""
 
     def __init__(
-        self, asked: Asked, prompt: list[int], *, n_drafts: int = 0, background: bool = False
+        self,
+        asked: Asked,
+        prompt: list[int],
+        *,
+        n_drafts: int = 0,
+        background: bool = False,
+        cache: bool = True,
+        places: tuple[Place, ...] = (),
     ) -> None:
         self.asked = asked
         self.items: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -151,6 +169,8 @@ class Client:
             text=ReplyText(TOKENIZER, STOPS[asked.stops], None),
             deliver=self.items.put,
             background=background,
+            cache=cache,
+            places=places,
         )
 
     def told(self) -> list[Any]:
@@ -195,6 +215,16 @@ class WatchedCore:
         self.sessions.append(self.core.fork(session))
         return self.sessions[-1]
 
+    def resume(self, snapshot: Any, tokens: Any) -> Any:
+        self.sessions.append(self.core.resume(snapshot, tokens))
+        self.tally["hits within a page"] += snapshot.n % PAGE_TOKENS != 0
+        return self.sessions[-1]
+
+    def snapshot(self, session: Any) -> Any:
+        snapshot = self.core.snapshot(session)
+        self.tally["ends of replies kept"] += 1
+        return snapshot
+
     def begin(self, session: Any, options: ReplyOptions) -> None:
         self.core.begin(session, options)
         if options.known and not self.core.prompt_equals_window:
@@ -228,7 +258,12 @@ class WatchedCore:
 
 @dataclass(frozen=True)
 class Scenario:
-    """The numbers that a run is made of."""
+    """The numbers that a run is made of.
+
+    Attributes:
+        cache: Marks of two pages that the prefix cache has room for.
+        spill: Whether it has a directory too, and is restarted now and then.
+    """
 
     seed: int
     n_pages: int = 12
@@ -237,6 +272,8 @@ class Scenario:
     equal: bool = True
     faults: bool = False
     n_requests: int = 7
+    cache: int = 0
+    spill: bool = False
 
 
 class Run:
@@ -246,7 +283,11 @@ class Run:
         self.machine, self.scenario = machine, scenario
         self.rng = rng = random.Random(scenario.seed)
         self.device = machine.loaded.device
-        self.pool = _core.PagePool(machine.loaded.model, scenario.n_pages)
+        model = machine.loaded.model
+        page_bytes = _core.PagePool(model, 1).page_bytes
+        self.limit_bytes = scenario.cache * (model.snapshot_bytes + 2 * page_bytes)
+        self.pool = _core.PagePool(model, scenario.n_pages + self.limit_bytes // page_bytes)
+        self.folder = tempfile.TemporaryDirectory() if scenario.spill else None
         core = LoadedCore(
             replace(machine.loaded, pool=self.pool), machine.loaded.model.vocab_size, scenario.options
         )
@@ -258,9 +299,71 @@ class Run:
         self.core = make(core)
         self.core.hook = self._hook
         self.tally = self.core.tally
-        self.scheduler = Scheduler(self.core, scenario.max_running, gap_ms=rng.choice([0, 0, 250]))
+        self.restarted = False
+        self.scheduler = self._start()
         self.clients: list[Client] = []
         self.planted: Counter[str] = Counter()
+
+    def _start(self) -> Scheduler:
+        """Make a scheduler, with what the directory has."""
+        rng, core = self.rng, self.core
+        options = CacheOptions(spacing=rng.choice([0, 0, 40]), half_life_s=rng.choice([0.01, 600]))
+        caching = Caching(core, self.limit_bytes, time.perf_counter, options)  # type: ignore[arg-type]
+        if self.folder is not None:
+            spill = Spill(
+                Path(self.folder.name),
+                core,
+                "a model",
+                page=PAGE_TOKENS,
+                limit_bytes=1 << 24,
+                floor_bytes=0,  # type: ignore[arg-type]
+            )
+            spill.bytes_per_s = 1e15  # so that every mark is worth its way
+            caching.ahead_bytes = rng.choice([0, 1 << 40])
+            caching.attach(spill, lambda: None)
+        resume = caching.resume
+
+        def counted(job: Job) -> Any:
+            session = resume(job)
+            self.tally["hits of preempted ones"] += session is not None and job.resumed
+            return session
+
+        caching.resume = counted  # type: ignore[method-assign]
+        self.caching = caching
+        return Scheduler(core, self.scenario.max_running, gap_ms=rng.choice([0, 0, 250]), caching=caching)  # type: ignore[arg-type]
+
+    def restart(self) -> None:
+        """End the scheduler, which has nothing to do, and begin with what was written."""
+        self._settle()
+        self._count_scheduler()
+        self.scheduler.end_all(RuntimeError("restarted"))
+        assert self.pool.free == self.pool.total and self.pool.block_bytes == 0
+        self.scheduler = self._start()
+        self._settle()
+        self.tally["restarts"] += 1
+        self.restarted = True
+
+    def _settle(self) -> None:
+        """Wait until the directory has been written and read."""
+        spill = self.caching._spill
+        deadline = time.monotonic() + 60
+        while spill is not None and (
+            self.caching.tend() or self.caching._storing or spill._writer.n_waiting or spill._reader.n_waiting
+        ):
+            assert time.monotonic() < deadline, "the directory is never done"
+            time.sleep(0.0005)
+
+    def warm(self) -> None:
+        """Have a history read that some prompts begin with."""
+        prompt = self.rng.choice(self.machine.prompts)
+        tokens = np.array(prompt[: self.rng.randrange(1, len(prompt) + 1)], np.int32)
+        self.scheduler.add_warm(WarmPass(tokens, (Place(len(tokens), Kind.END),)))
+
+    def places(self, n: int) -> tuple[Place, ...]:
+        """Where the marks of a prompt lie: anywhere, and where pages end."""
+        rng = self.rng
+        at = {rng.randrange(1, n + 1) for _ in range(rng.randrange(4))} | {64, 100, 128, n - 1, n}
+        return tuple(Place(i, rng.choice(list(Kind))) for i in sorted(at) if 0 < i <= n)
 
     def play(self) -> Counter[str]:
         """Run it to its end and check everything; returns how often each mechanism ran."""
@@ -268,7 +371,11 @@ class Run:
             self._play()
         finally:
             _core.testing.clear_faults(self.device)
+            self._count_scheduler()
             self.scheduler.end_all(RuntimeError("the scenario is over"))
+            if self.folder is not None:
+                self.folder.cleanup()
+        assert self.pool.free == self.pool.total and self.pool.block_bytes == 0, "snapshots are missing"
         self._check_replies()
         self._count()
         return self.tally
@@ -290,6 +397,8 @@ class Run:
                 self.machine.prompts[prompt],
                 n_drafts=rng.choice([0, 1, 3, 8]),
                 background=rng.random() < 0.2,
+                cache=rng.random() < 0.9,
+                places=self.places(len(self.machine.prompts[prompt])) if self.scenario.cache else (),
             )
             self.clients.append(client)
             self.scheduler.add(client.job)
@@ -357,6 +466,11 @@ class Run:
                 self.cancel(among=rare)
             if self.scenario.faults and rng.random() < 0.05:
                 self.plant()
+            if self.scenario.cache and rng.random() < 0.02:
+                self.warm()
+            if self.folder is not None and scheduler.idle and rng.random() < 0.5:
+                self.restart()
+                scheduler = self.scheduler
             scheduler.step()
         _core.testing.clear_faults(self.device)
         self._require_nothing_held()
@@ -370,7 +484,12 @@ class Run:
         self._require_nothing_held()
 
     def _require_nothing_held(self) -> None:
-        assert self.pool.free == self.pool.total, "pages are missing"
+        self._settle()
+        cache = self.caching.cache
+        assert self.pool.total - self.pool.free == self.pool.of_snapshots, "pages are missing"
+        assert self.pool.of_snapshots * self.pool.page_bytes == cache.pages_bytes, "pages are counted wrong"
+        assert self.pool.block_bytes == cache.blocks_bytes, "blocks are counted wrong"
+        assert cache.size_bytes <= cache.limit_bytes
         assert all(session.size_bytes == 0 for session in self.core.sessions), "a session is not released"
         assert not self.scheduler._by_session
 
@@ -411,6 +530,7 @@ class Run:
             else:
                 assert reply_of(events) == expected, about
                 self.tally["replies resumed"] += client.job.resumed
+                self.tally["replies without the cache"] += not client.job.cache
             hashes = getattr(client.job, "hashes", {})
             assert len(hashes) >= len(tokens), about
             for at, found in hashes.items():
@@ -420,10 +540,21 @@ class Run:
         self.tally["failed allocations"] += failed["allocation"]
         self.tally["failed dispatches"] += failed["dispatch"] > 0
 
-    def _count(self) -> None:
-        counts, n = self.core.driver.counts(), self.scheduler.counts
+    def _count_scheduler(self) -> None:
+        """Count what a scheduler has done that ends."""
+        n = self.scheduler.counts
         self.tally["forks"] += n.forked
         self.tally["preemptions"] += n.preempted
+        self.tally["cache hits"] += n.cache.hits
+        self.tally["hits after a restart"] += n.cache.hits if self.restarted else 0
+        self.tally["marks evicted"] += n.cache.evicted
+        self.tally["warm passes"] += n.cache.warm_passes
+        self.tally["warm passes put off"] += self.scheduler._warm.n_put_off
+        self.tally["marks spilled"] += n.cache.spilled
+        self.tally["marks restored"] += n.cache.restored
+
+    def _count(self) -> None:
+        counts = self.core.driver.counts()
         for name in ("shared_rounds", "lone_rounds", "chunks_beside_rounds"):
             self.tally[name.replace("_", " ")] += counts[name]
         self.tally["drafts rejected"] += counts["proposed"] - counts["accepted"]

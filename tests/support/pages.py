@@ -8,9 +8,18 @@ from flashnext.engine.engine import Engine
 
 
 def pages_came_back(engine: Engine, timeout_s: float = 10.0) -> bool:
-    """Wait for the rounds that were in flight when a reply ended, and for nothing else."""
+    """Wait for the rounds that were in flight when a reply ended, and for nothing else.
+
+    Pages that only the prefix cache has are nobody's, and its own count of them is the pool's.
+    """
     pool = engine.loaded.pool
     deadline = time.monotonic() + timeout_s
-    while pool.free < pool.total and time.monotonic() < deadline:
+    while not _balanced(engine) and time.monotonic() < deadline:
         time.sleep(0.002)
-    return pool.free == pool.total
+    return pool.free + pool.of_snapshots == pool.total and _balanced(engine)
+
+
+def _balanced(engine: Engine) -> bool:
+    pool, cache = engine.loaded.pool, engine.counts.cache
+    in_cache = cache.pages_bytes // pool.page_bytes
+    return not cache.warming and pool.total - pool.free == pool.of_snapshots == in_cache

@@ -143,7 +143,7 @@ class WatchedCore:
         return self.endless or bool(self.script)
 
     def _replaced(self, landed: Any) -> Any:
-        fields = ("session", "scores", "ended", "proposed", "accepted", "error", "short")
+        fields = ("session", "scores", "snapshots", "ended", "proposed", "accepted", "error", "short")
         if self.script:
             at = self._spoken.get(landed.session, 0)
             self._spoken[landed.session] = at + len(landed.tokens)
@@ -169,10 +169,19 @@ class ServerThread:
     """
 
     def __init__(
-        self, *, parallel: int = 1, drafts: int = DRAFTS, prices: bool = True, **settings: Any
+        self,
+        *,
+        parallel: int = 1,
+        drafts: int = DRAFTS,
+        prices: bool = True,
+        prefix_cache_gib: float = 0,
+        **settings: Any,
     ) -> None:
-        # One reply at a time, so that there is a queue.
-        self.engine = Engine(parallel=parallel, drafts=drafts, prices=prices)
+        # One reply at a time, so that there is a queue; and no cache, whose states would be those of the
+        # tokens that were drawn, not of those that a watched core tells in their place.
+        self.engine = Engine(
+            parallel=parallel, drafts=drafts, prices=prices, prefix_cache_gib=prefix_cache_gib
+        )
         scheduler = self.engine._thread._scheduler
         self.core = WatchedCore(scheduler._core, self.engine._stop_ids)
         scheduler._core = self.core

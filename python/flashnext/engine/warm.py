@@ -49,6 +49,7 @@ class WarmPasses:
 
     Attributes:
         n_done: Histories that were read to their end.
+        n_put_off: How often one made room for requests.
     """
 
     def __init__(self, core: Core, caching: Caching) -> None:
@@ -56,7 +57,7 @@ class WarmPasses:
         self._caching = caching
         self._queue: deque[WarmPass] = deque(maxlen=MOST_WAITING)
         self._taps: tuple[Place, ...] = ()  # of the chunk that is being read
-        self.n_done = 0
+        self.n_done = self.n_put_off = 0
 
     @property
     def n_pending(self) -> int:
@@ -119,6 +120,7 @@ class WarmPasses:
             if warm.n_read - warm.n_kept >= LEAST_NEW:
                 self._caching.keep_end(session, warm.keys[: warm.n_read], warm.read_s)
             self._close(warm)
+            self.n_put_off += 1
 
     def give_way(self) -> bool:
         """Give up the one that is being read; whether there was one."""
