@@ -146,7 +146,14 @@ class EngineRuns:
         available = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, available[:threads])
         self.gap_s = 0.25
-        self.engine = Engine(path, drafts=drafts, parallel=parallel, gap_ms=self.gap_s * 1e3, context=context)
+        self.engine = Engine(  # without a cache: prompts come again, and are to be read again
+            path,
+            drafts=drafts,
+            parallel=parallel,
+            gap_ms=self.gap_s * 1e3,
+            context=context,
+            prefix_cache_gib=0,
+        )
         workers = self.engine.loaded.device.limits.workers
         if workers != threads:
             raise RuntimeError(

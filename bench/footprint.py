@@ -137,7 +137,8 @@ def measure_process(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]
     importlib.import_module("flashnext.server.run")  # the plan counts what a server has loaded
     before = [(start, end) for start, end, *_ in mappings()]
     settings = {"ngram_table": "resident"} | dict(settings)
-    with Engine(folder, **settings, gap_ms=1e6) as engine:  # prompts are read before any reply goes on
+    # Prompts are read before any reply goes on.
+    with Engine(folder, **settings, gap_ms=1e6, prefix_cache_gib=0) as engine:
         populate_weights(engine.loaded.checkpoint, settings.get("drafts", 0) > 0)
         share = engine.context // engine.parallel
         sampling = Sampling(temperature=0, max_tokens=share // 2, ignore_eos=True, presence_penalty=1.0)

@@ -204,7 +204,9 @@ def cache(parser: argparse.ArgumentParser) -> Run:
         for mark in marks:
             used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mark.used))
             pinned = ", pinned" if mark.header.get("pinned") else ""
-            print(f"{len(mark.rows):>9,}{used:>22}  {_KINDS.get(mark.header.get('kind'), 'unknown')}{pinned}")
+            print(
+                f"{len(mark.rows):>9,}{used:>22}  {_KINDS.get(mark.header.get('kind', -1), 'unknown')}{pinned}"
+            )
         print(f"{_count(len(marks), 'mark')}, {_gib(n_bytes)} with their pages")
 
     return run

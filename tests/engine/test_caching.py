@@ -307,7 +307,7 @@ def test_ending_everything_gives_all_pages_back() -> None:
     bench.scheduler.add_warm(history(prompt(60, 3)))
     bench.scheduler.step()
     bench.scheduler.end_all(RuntimeError("over"))
-    assert bench.core.open_snapshots == bench.core.open_sessions == []
+    assert not bench.core.open_snapshots and not bench.core.open_sessions
     assert bench.core.free_pages() == bench.core.n_pages
     assert bench.scheduler.idle
 

@@ -336,7 +336,7 @@ def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "replace", full)
+        patch.setattr(os, "replace", full)
         server.ask(prompt(60), [end(20), end(50)])
         server.spill_all()
     assert [p.name for p in tmp_path.iterdir()] == ["lock"]

@@ -308,7 +308,7 @@ class Run:
         """Make a scheduler, with what the directory has."""
         rng, core = self.rng, self.core
         options = CacheOptions(spacing=rng.choice([0, 0, 40]), half_life_s=rng.choice([0.01, 600]))
-        caching = Caching(core, self.limit_bytes, time.perf_counter, options)  # type: ignore[arg-type]
+        caching = Caching(core, self.limit_bytes, time.perf_counter, options)
         if self.folder is not None:
             spill = Spill(
                 Path(self.folder.name),
@@ -316,7 +316,7 @@ class Run:
                 "a model",
                 page=PAGE_TOKENS,
                 limit_bytes=1 << 24,
-                floor_bytes=0,  # type: ignore[arg-type]
+                floor_bytes=0,
             )
             spill.bytes_per_s = 1e15  # so that every mark is worth its way
             caching.ahead_bytes = rng.choice([0, 1 << 40])
@@ -330,7 +330,7 @@ class Run:
 
         caching.resume = counted  # type: ignore[method-assign]
         self.caching = caching
-        return Scheduler(core, self.scenario.max_running, gap_ms=rng.choice([0, 0, 250]), caching=caching)  # type: ignore[arg-type]
+        return Scheduler(core, self.scenario.max_running, gap_ms=rng.choice([0, 0, 250]), caching=caching)
 
     def restart(self) -> None:
         """End the scheduler, which has nothing to do, and begin with what was written."""

@@ -229,12 +229,12 @@ class Caching:
         if not self._spill.ready:
             return
         mark = self.cache.to_store(self.ahead_bytes, self._now_s())
-        if mark is None or mark.value.snapshot is None:
+        snapshot = None if mark is None else mark.value.snapshot
+        if mark is None or snapshot is None:
             self._stored = self.cache.version  # nothing is to be done until something changes
             return
         kept, keys = mark.value, self.cache.keys_of(mark)
         age_s = max(0.0, self._now_s() - kept.used_s)
-
         stored = Stored(keys, kept.kind, kept.cost_s, age_s, kept.pinned)
 
         def done(written: bool, ever: bool) -> None:
@@ -244,7 +244,7 @@ class Caching:
                 self.cache.insert_stored(keys, kept.kind, kept.cost_s, kept.used_s, pinned=stored.pinned)
 
         self._storing = True
-        self._spill.store(stored, kept.snapshot, lambda w, e: self._tell(lambda: done(w, e)))
+        self._spill.store(stored, snapshot, lambda w, e: self._tell(lambda: done(w, e)))
 
     def tend(self) -> bool:
         """Hear, hand in what is to be written, and now and then let marks thin out and heed the memory guard.

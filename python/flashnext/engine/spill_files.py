@@ -151,10 +151,11 @@ def write(path: Path, header: dict[str, Any], rows: Keys, payload: Sequence[Byte
         NoRoom: The disk would have less than `floor_bytes` left.
         OSError: It cannot be written; nothing of it stays.
     """
-    told = {**header, "rows": len(rows), "payload": sum(part.nbytes for part in payload)}
+    n_payload = sum(part.nbytes for part in payload)
+    told = {**header, "rows": len(rows), "payload": n_payload}
     text = json.dumps(told, separators=(",", ":")).encode()
     head = b"".join((MAGIC, len(text).to_bytes(4, "little"), text, rows.astype("<i8").tobytes()))
-    size = len(head) + told["payload"] + 2 * _HASH_BYTES
+    size = len(head) + n_payload + 2 * _HASH_BYTES
     free = shutil.disk_usage(path.parent).free
     if free - size < floor_bytes:
         raise NoRoom(f"{path.parent}: {free} bytes are free, and {floor_bytes} are to stay so")
@@ -197,7 +198,7 @@ def read(path: Path) -> tuple[Entry, Bytes]:
     with open(path, "rb") as file:
         entry, digest = _head(path, file)
         payload = np.empty(entry.header["payload"], np.uint8)
-        if file.readinto(payload.data) != payload.nbytes:  # type: ignore[attr-defined]
+        if file.readinto(payload.data) != payload.nbytes:
             raise SpillError(f"{path}: shorter than it says")
         digest.update(payload.data)
         if file.read(_HASH_BYTES) != digest.digest():
