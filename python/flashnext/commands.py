@@ -193,6 +193,7 @@ def cache(parser: argparse.ArgumentParser) -> Run:
     parser.add_argument("folder", type=Path, help="the folder")
 
     def run(args: argparse.Namespace) -> None:
+        from flashnext.engine.marks import Kind
         from flashnext.engine.spill_files import clear, listed
 
         if args.action == "clear":
@@ -203,16 +204,11 @@ def cache(parser: argparse.ArgumentParser) -> Run:
         print(f"{'tokens':>9}{'last used':>22}  kind")
         for mark in marks:
             used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mark.used))
-            pinned = ", pinned" if mark.header.get("pinned") else ""
-            print(
-                f"{len(mark.rows):>9,}{used:>22}  {_KINDS.get(mark.header.get('kind', -1), 'unknown')}{pinned}"
-            )
+            kind = Kind(mark.header["kind"]).name.lower() + (", pinned" if mark.header["pinned"] else "")
+            print(f"{len(mark.rows):>9,}{used:>22}  {kind}")
         print(f"{_count(len(marks), 'mark')}, {_gib(n_bytes)} with their pages")
 
     return run
-
-
-_KINDS = {0: "spaced", 1: "message", 2: "user turn", 3: "end", 4: "system prompt"}
 
 
 def replay(parser: argparse.ArgumentParser) -> Run:

@@ -454,7 +454,7 @@ def test_the_command_lists_and_clears(tmp_path: Path, capsys: pytest.CaptureFixt
     server.settle()
     assert main(["cache", "ls", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert "24" in out and "system prompt, pinned" in out
+    assert "24" in out and "system, pinned" in out
     assert main(["cache", "clear", str(tmp_path)]) == 1
     assert "another process uses it" in capsys.readouterr().err
     server.close()

@@ -175,7 +175,7 @@ class Scheduler:
             (self._fork if job.prefix else self._resume)(job)
         step = self._decide()
         busy = self._waiting or step.chunk or any(job.unread for job in self._running)
-        warm = not busy and self._warm.next()
+        warm = not busy and len(self._running) < self._max_running and self._warm.next()
         if self._going and not step.admit and (step.chunk or warm or not step.round):
             self._stop()  # and decide again by what has landed
             return

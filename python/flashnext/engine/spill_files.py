@@ -257,7 +257,9 @@ def listed(folder: Path) -> tuple[list[Entry], int]:
     for path in paths:
         if path.name.startswith("m"):
             with suppress(SpillError, OSError):
-                marks.append(read_head(path))
+                mark = read_head(path)
+                if {"kind", "pinned"} <= mark.header.keys():
+                    marks.append(mark)
     return sorted(marks, key=lambda mark: -mark.used), n_bytes
 
 
