@@ -59,7 +59,7 @@ class Pair:
         **sampling: Any,
     ) -> Reply:
         """Ask both, compare all that they say, and return the reply of the first."""
-        given = Sampling(**{"temperature": 0, "max_tokens": 60, "logprobs": 3, **sampling})
+        given = Sampling(**{"temperature": 0, "seed": 1, "max_tokens": 60, "logprobs": 3, **sampling})
         reply = self.engine.submit(messages, sampling=given, options=options, tools=tools).result()
         plain = self.plain.submit(
             messages, sampling=Sampling(**{**vars(given), "cache": False, "draft": False}), options=options,

@@ -48,7 +48,7 @@ class Sequence_:
         return FakeSnapshot(n, tuple(self.pages[: -(-n // PAGE)]))
 
     @classmethod
-    def resumed(cls, rows: Sequence[int], snapshot: FakeSnapshot) -> Sequence_:
+    def resumed(cls, rows: Sequence[int], snapshot: Any) -> Sequence_:
         """Share all pages but the one with the last row, which is copied."""
         n_shared = (snapshot.n - 1) // PAGE
         out = cls(list(rows[: n_shared * PAGE]), list(snapshot.page_ids[:n_shared]))

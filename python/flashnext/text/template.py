@@ -216,7 +216,7 @@ class ChatTemplate:
         render = partial(self._render, tools=canonical_tools(tools), options=options or TemplateOptions())
         return stable_tokens(render, chat, self._tokenizer.encode_with_edges)
 
-    def _render(self, messages: list[dict[str, Any]], *, tools: Any, options: TemplateOptions) -> Written:
+    def _render(self, messages: list[dict[str, Any]], tools: Any, options: TemplateOptions) -> Written:
         try:
             return self._run(messages, tools, options)
         except TemplateRefusalError as e:
