@@ -276,7 +276,7 @@ def test_an_engine_that_is_killed_while_it_writes_leaves_right_states(tmp_path: 
         n_cached = 0
         for i in range(6):
             prompt = [40 + i, *range(50, 450), 7]
-            given = Sampling(temperature=0, max_tokens=8, logprobs=2)
+            given = Sampling(temperature=0, seed=1, max_tokens=8, logprobs=2)
             reply = engine.submit(prompt, sampling=given).result()
             assert reply == plain.submit(prompt, sampling=given).result()
             n_cached += reply.usage.cached_tokens > 0

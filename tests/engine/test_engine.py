@@ -527,13 +527,15 @@ def test_as_many_requests_run_at_once_as_there_are_pages_for() -> None:
 
 def test_a_load_limit_lowers_what_nobody_asked_for_and_replies_stay_the_same(engine: Engine) -> None:
     plans: list[MemoryPlan] = []
-    with Engine(parallel=1, round_rows=1, planned=plans.append) as one:
+    with Engine(parallel=1, round_rows=1, prefix_cache_gib=0, planned=plans.append) as one:
         least = one.plan
         assert plans == [least]
         assert (least.context, least.n_sessions) == (8192, 1)
     limit = (least.total_bytes - least.page_bytes) / 2**30  # room for one sequence, not of the whole window
     # The n-gram table would give way before the context.
-    with Engine(round_rows=1, load_limit_gib=limit, ngram_table="resident") as tight:
+    with Engine(
+        round_rows=1, load_limit_gib=limit, prefix_cache_gib=0, ngram_table="resident"
+    ) as tight:
         assert tight.parallel == 1
         assert tight.context == tight.plan.context == 8192 - 1024
         assert tight.loaded.pool.total == tight.plan.n_pages

@@ -1,0 +1,32 @@
+"""The prefix benchmark plays chats, adds up what was cached, and asks from disk after a restart."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import prefix
+
+
+def test_tables_add_up_turns_and_show_differing_replies() -> None:
+    turn = {"prompt": 1000, "history": 0, "cached": 0, "first_ms": 9.0, "cold_ms": 8.0, "same": True}
+    later = {**turn, "prompt": 1200, "history": 1100, "cached": 1090, "first_ms": 2.0, "cold_ms": 10.0}
+    lines = list(prefix.chat_lines({"a": [turn, later], "b": [turn, {**later, "same": False}]}))
+    assert lines[2:] == [
+        "| a | 2 | 2,200 | 1,100 | 1,090 | 2.0 | 10.0 | all |",
+        "| b | 2 | 2,200 | 1,100 | 1,090 | 2.0 | 10.0 | NO |",
+    ]
+
+
+def test_prefix_runs_from_end_to_end(tmp_path: Path) -> None:
+    command = [sys.executable, prefix.__file__, "--quick", "--json", str(tmp_path / "prefix.json")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "prefix.json").read_text())
+    for turns in found["chats"].values():
+        assert all(turn["same"] for turn in turns)
+        assert all(turn["history"] - 8 < turn["cached"] < turn["prompt"] for turn in turns[1:])
+    assert found["shared"]["second"]["cached"] > found["shared"]["changed"]["cached"] == 0
+    assert found["spill"]["asked"][2]["cached"] > 200
