@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -458,3 +459,71 @@ def test_what_a_reply_says_is_told_at_its_end() -> None:
     bench.scheduler.cancel(cut.job)
     run(bench.scheduler)
     assert len(told) == 1
+
+
+# --- anything at all
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_whatever_comes_every_reply_is_right_and_nothing_is_lost(seed: int) -> None:
+    rng = random.Random(seed)
+    bench = Bench(
+        rng.choice([0, 60, 150, 400, 2000, LIMIT]),
+        n_pages=rng.choice([12, 16, 24, 60]),
+        max_running=rng.choice([1, 2, 4]),
+        max_chunk=rng.choice([3, 8, 64]),
+        equal=rng.random() < 0.7,
+        spacing=rng.choice([0, 0, 10]),
+        least_shared=rng.choice([0, 4]),
+    )
+    bench.core.accepted = rng.choice([0, 2])
+    bench.core.most_blocks = rng.choice([2, 10**6])
+    families = [[rng.randrange(1, 90) for _ in range(60)] for _ in range(3)]
+    clients: list[Client] = []
+
+    def arrive() -> None:
+        shared = rng.choice(families)[: rng.randrange(1, 61)]
+        rows = shared + [rng.randrange(1, 90) for _ in range(rng.randrange(1, 12))]
+        at = sorted(rng.sample(range(1, len(rows) + 1), min(len(rows), rng.randrange(5))))
+        clients.append(
+            bench.add(
+                rows,
+                at,
+                max_tokens=rng.randrange(1, 20),
+                n_drafts=rng.choice([0, 3]),
+                cache=rng.random() < 0.9,
+                background=rng.random() < 0.2,
+            )
+        )
+
+    def fail(what: str, detail: Any) -> None:
+        if what in ("prompt", "round", "resume", "snapshot") and rng.random() < 0.02:
+            raise DeviceError("planted") if what in ("prompt", "round") else OutOfMemory("planted")
+
+    if rng.random() < 0.3:
+        bench.core.before = fail
+    for _ in range(20_000):
+        bench.clock.now_s += rng.choice([0.0, 0.01, 30.0])
+        if len(clients) < 12 and rng.random() < 0.1:
+            arrive()
+        elif rng.random() < 0.02 and clients:
+            bench.scheduler.cancel(rng.choice(clients).job)
+        elif rng.random() < 0.02:
+            bench.scheduler.add_warm(history(rng.choice(families)[: rng.randrange(1, 61)]))
+        elif bench.scheduler.idle and len(clients) == 12:
+            break
+        bench.scheduler.step()
+        cache = bench.caching.cache
+        assert cache.size_bytes <= cache.limit_bytes
+        assert bench.caching.free_pages() >= 0 or not cache.marks
+    else:
+        raise AssertionError("it goes on for ever")
+    bench.core.before = lambda what, detail: None
+    bench.check_books()
+    for client in clients:
+        try:
+            cached(client)
+        except (DeviceError, OutOfMemory) as error:
+            assert "planted" in str(error)
+    bench.scheduler.end_all(RuntimeError("over"))
+    assert bench.core.free_pages() == bench.core.n_pages

@@ -12,9 +12,11 @@ from flashnext.engine.policy import (
     Costs,
     Limits,
     Running,
+    Shortage,
     Step,
     Waiting,
     next_step,
+    shortage,
 )
 
 
@@ -194,3 +196,27 @@ def test_background_sequences_yield_to_a_normal_request(
     waiting: list[Waiting], running: list[Running], free: int, victim: int | None
 ) -> None:
     assert step(waiting, running, free=free).preempt == victim
+
+
+# --- what is short before a step is decided
+
+
+@pytest.mark.parametrize(
+    ("waiting", "running", "free", "expected"),
+    [
+        ([], [], 0, Shortage()),
+        ([w(1, 5)], [], 5, Shortage()),
+        ([w(1, 9)], [], 5, Shortage(waiting=4)),
+        ([w(1, 9), w(2, 90)], [], 5, Shortage(waiting=4)),  # the most senior one alone
+        ([w(1, 9)], [r(2, 10, missing=3)], 5, Shortage(waiting=7)),
+        ([w(1, 9)], [r(i) for i in range(4)], 0, Shortage()),  # it has no place anyway
+        ([w(1, 9, resumed=True)], [r(2), r(3)], 10, Shortage(waiting=1)),
+        ([], [r(1, missing=2)], 2, Shortage()),
+        ([], [r(1, missing=2)], 1, Shortage(running=1)),
+        ([], [r(1, missing=2), r(2, missing=9)], 3, Shortage(running=8)),
+        ([], [r(1, missing=5), r(2, missing=9)], 3, Shortage(running=2)),  # the first that lacks any
+        ([], [r(1, 8, limit=0, missing=5)], 0, Shortage()),  # it waits for a fork
+    ],
+)
+def test_what_is_short(waiting: list[Waiting], running: list[Running], free: int, expected: Shortage) -> None:
+    assert shortage(waiting, running, Limits(4, 512, free)) == expected

@@ -358,7 +358,12 @@ class FakeCore:
         landed = [self._read(part) for part in chunk]
         if round:
             self._begin_round(round)
-            landed += self._land()
+            try:
+                landed += self._land()
+            except Exception:  # nobody gets what was tapped
+                for snapshot in (s for one in landed for s in one.snapshots if s is not None):
+                    snapshot.close()
+                raise
         return landed
 
     def start(self, sessions: Sequence[Any]) -> None:
