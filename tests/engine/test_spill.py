@@ -89,6 +89,8 @@ class Server:
         self.spill.bytes_per_s = 1e15  # the fake core reads faster than any disk
         self.scheduler = Scheduler(self.core, 4, caching=self.caching)
         self.caching.attach(self.spill, lambda: None)
+        assert self.caching.disk is not None
+        self.disk = self.caching.disk
         self.settle()
 
     def ask(self, prompt: Sequence[int], places: Sequence[Place] = (), **more: Any) -> int:
@@ -115,13 +117,12 @@ class Server:
         while quiet < 3:
             assert time.monotonic() < deadline, "it goes on for ever"
             self.caching.tend()
-            busy = self.spill._writer.n_waiting + self.spill._reader.n_waiting
-            quiet = 0 if busy or self.caching._storing or self.caching._arrived else quiet + 1
+            quiet = 0 if self.disk.busy else quiet + 1
             time.sleep(0.001)
 
     def spill_all(self) -> None:
         """Write all marks that can be written."""
-        self.caching.ahead_bytes, self.caching._stored = 1 << 40, -1
+        self.disk.ahead_bytes, self.disk._all_stored = 1 << 40, -1
         self.settle()
 
     def evict_all(self) -> None:
@@ -350,10 +351,10 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     server.settle()
     hangs = threading.Event()
     server.core.reading = lambda: hangs.wait(30)
-    server.caching.ahead_bytes = 1 << 40
+    server.disk.ahead_bytes = 1 << 40
     for first in range(50, 58):
         server.ask(prompt(60, first), [end(50)], max_tokens=1)
-    assert server.caching._storing
+    assert server.disk.busy and server.counts.spilled == 0
     hangs.set()
     server.settle()
     server.close()
@@ -363,7 +364,7 @@ def test_a_mark_that_does_not_come_is_read_anew(tmp_path: Path, monkeypatch: pyt
     server = spilled(tmp_path)
     hangs = threading.Event()
     monkeypatch.setattr(files, "read", lambda path: hangs.wait(30))
-    monkeypatch.setattr("flashnext.engine.caching.PATIENCE_S", 0.05)
+    monkeypatch.setattr("flashnext.engine.on_disk.PATIENCE_S", 0.05)
     beside = add(server.scheduler, prompt(20, 9), max_tokens=40)
     assert server.ask([*prompt(50), 900]) == 0
     assert beside.events()[-1].finish_reason == "length"

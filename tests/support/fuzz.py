@@ -319,8 +319,9 @@ class Run:
                 floor_bytes=0,
             )
             spill.bytes_per_s = 1e15  # so that every mark is worth its way
-            caching.ahead_bytes = rng.choice([0, 1 << 40])
             caching.attach(spill, lambda: None)
+            assert caching.disk is not None
+            caching.disk.ahead_bytes = rng.choice([0, 1 << 40])
         resume = caching.resume
 
         def counted(job: Job) -> Any:
@@ -345,11 +346,8 @@ class Run:
 
     def _settle(self) -> None:
         """Wait until the directory has been written and read."""
-        spill = self.caching._spill
         deadline = time.monotonic() + 60
-        while spill is not None and (
-            self.caching.tend() or self.caching._storing or spill._writer.n_waiting or spill._reader.n_waiting
-        ):
+        while self.caching.tend() or (self.caching.disk is not None and self.caching.disk.busy):
             assert time.monotonic() < deadline, "the directory is never done"
             time.sleep(0.0005)
 

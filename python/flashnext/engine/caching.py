@@ -2,40 +2,22 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 
 from flashnext.engine.core import Core, Session, Snapshot, Tokens
 from flashnext.engine.events import CacheCounts
 from flashnext.engine.guard import Guard
 from flashnext.engine.job import Job
 from flashnext.engine.marks import Kind, Place
+from flashnext.engine.on_disk import OnDisk
 from flashnext.engine.prefix_cache import CacheOptions, KeptMark, PrefixCache
 from flashnext.engine.radix import Keys
-from flashnext.engine.spill import Spill, Stored
+from flashnext.engine.spill import Spill
 from flashnext.errors import DeviceError, InvalidArgument, OutOfMemory, OutOfPages
-
-STORE_AHEAD = 4
-"""Marks that would go first are written before they do: those of one part of so many of the limit."""
 
 TEND_S = 0.5
 """Between looks at the age of marks and at the memory of the process."""
-
-
-PATIENCE_S = 1.0
-"""How much longer than reading anew a mark may take to come from the spill directory."""
-
-
-@dataclass
-class _Fetch:
-    """A mark on its way from the spill directory, and who waits for it."""
-
-    n_bytes: int
-    began_s: float
-    jobs: list[Job] = field(default_factory=list)
 
 
 class Caching:
@@ -43,7 +25,7 @@ class Caching:
 
     Attributes:
         cache: What is kept.
-        ahead_bytes: So much of what would go first is written to the spill directory before it does.
+        disk: What of it is in a spill directory; None where there is none.
     """
 
     def __init__(
@@ -63,17 +45,11 @@ class Caching:
             options: How marks are chosen and how they age.
             guard: Says by how much the cache may grow.
         """
+        self.cache = PrefixCache(limit_bytes, core.block_bytes, core.page_bytes, options)
+        self.disk: OnDisk | None = None
         self._reserved_bytes = limit_bytes
-        self.ahead_bytes = limit_bytes // STORE_AHEAD
         self._guard = guard
         self._tended_s = clock_s()
-        self._spill: Spill | None = None
-        self._arrived: deque[Callable[[], None]] = deque()  # what the spill directory's threads tell
-        self._wake = threading.Event()
-        self._fetches: dict[KeptMark, _Fetch] = {}
-        self._storing = False
-        self._stored = -1  # at which version of the cache nothing was to be written
-        self.cache = PrefixCache(limit_bytes, core.block_bytes, core.page_bytes, options)
         self._core = core
         self._now_s = clock_s
         self._n_hits = self._n_misses = self._n_hit_tokens = 0
@@ -91,169 +67,45 @@ class Caching:
             misses=self._n_misses,
             hit_tokens=self._n_hit_tokens,
             evicted=cache.n_evicted,
-            **(vars(self._spill.counts) if self._spill is not None else {}),
+            **(vars(self.disk.counts) if self.disk is not None else {}),
         )
-
-    # --- the spill directory
 
     def attach(self, spill: Spill, told: Callable[[], object]) -> None:
         """Write marks to a directory, and find those that it has.
 
         Args:
             spill: The directory.
-            told: Called by other threads when there is something for `hear`.
+            told: Called by other threads when a call of `tend` would hear something.
         """
+        self.disk = OnDisk(self.cache, self._core, spill, self._now_s, self.free_pages, told)
 
-        def tell(what: Callable[[], None]) -> None:
-            self._arrived.append(what)
-            self._wake.set()
-            told()
-
-        self._spill, self._tell = spill, tell
-        spill.begin(
-            found=lambda stored: tell(lambda: self._found(stored)),
-            forgotten=lambda rows: tell(lambda: self._forgotten(rows)),
-        )
-
-    def hear(self) -> bool:
-        """Take what other threads have told, and give up on marks that take too long; whether any."""
-        heard = bool(self._arrived)
-        while self._arrived:
-            self._arrived.popleft()()
-        now_s = self._now_s()
-        for mark, fetch in self._fetches.items():
-            if fetch.jobs and now_s - fetch.began_s > mark.value.cost_s + PATIENCE_S:
-                for job in fetch.jobs:
-                    job.patient = False
-                self._release(fetch)
-                heard = True
-        return heard
+    def fetch(self, job: Job) -> bool:
+        """Have a deeper mark come from the spill directory where that pays; whether the job waits for it."""
+        return self.disk is not None and self.disk.fetch(job)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until there is something to hear, or somebody calls `wake`."""
-        self._wake.wait(timeout_s)
-        self._wake.clear()
+        """Wait until the spill directory has something to tell, or somebody calls `wake`."""
+        if self.disk is not None:
+            self.disk.wait(timeout_s)
 
     def wake(self) -> None:
         """End a wait: the one that goes on, or else the next. From any thread."""
-        self._wake.set()
-
-    def fetch(self, job: Job) -> bool:
-        """Have the mark come that a job would best go on from, where the spill directory alone has it.
-
-        Returns:
-            Whether the job waits for it.
-        """
-        if self._spill is None or not (job.cache and job.patient) or job.scores:
-            return False
-        if job.fetched == self.cache.version:
-            return False
-        job.fetched = self.cache.version
-        mark = self.cache.find_stored(job.keys, self._pays)
-        if mark is None or not self._fetch(mark):
-            return False
-        self._fetches[mark].jobs.append(job)
-        job.loading = True
-        return True
+        if self.disk is not None:
+            self.disk.wake()
 
     def close(self) -> None:
         """Give all memory back, and the directory."""
-        if self._spill is not None:
-            self._spill.close()
+        if self.disk is not None:
+            self.disk.close()
         self.cache.clear()
-        while self._arrived:
-            self._arrived.popleft()()
-        self.cache.clear()
-
-    def _pays(self, mark: KeptMark) -> bool:
-        assert self._spill is not None
-        return mark.value.stored and self.cache.bytes_of(mark.n) / self._spill.bytes_per_s < mark.value.cost_s
-
-    def _fetch(self, mark: KeptMark) -> bool:
-        if mark in self._fetches:
-            return True
-        assert self._spill is not None
-        keys = self.cache.keys_of(mark)
-        shared = self.cache.deepest(keys)
-        page = self.cache.options.page
-        n_shared = min((shared.n - 1) // page, (mark.n - 1) // page) if shared is not None else 0
-        n_bytes = self.cache.bytes_of(mark.n) - n_shared * self._core.page_bytes
-        keep = {shared} if shared is not None else set()
-        if not self.cache.make_room(n_bytes, self._now_s(), keep) or self.free_pages() < -(
-            -n_bytes // self._core.page_bytes
-        ):
-            return False
-        self._fetches[mark] = _Fetch(n_bytes, self._now_s())
-        self.cache.promised_bytes += n_bytes
-        self._spill.load(
-            keys,
-            shared.value.snapshot if shared is not None else None,
-            n_shared,
-            lambda snapshot, has: self._tell(lambda: self._fetched(mark, keys, snapshot, has)),
-        )
-        return True
-
-    def _fetched(self, mark: KeptMark, keys: Keys, snapshot: Snapshot | None, has: bool) -> None:
-        fetch = self._fetches.pop(mark)
-        self.cache.promised_bytes -= fetch.n_bytes
-        self._release(fetch)
-        kept = mark.value
-        if snapshot is not None:
-            if self.cache.insert(keys, kept.kind, snapshot, kept.cost_s, self._now_s()) is not None:
-                self._used(mark)
-        elif not has:
-            self._forgotten(keys)
-
-    def _release(self, fetch: _Fetch) -> None:
-        for job in fetch.jobs:
-            job.loading = False
-        fetch.jobs.clear()
-
-    def _found(self, stored: Stored) -> None:
-        used_s = self._now_s() - stored.age_s
-        self.cache.insert_stored(stored.rows, stored.kind, stored.cost_s, used_s, pinned=stored.pinned)
-
-    def _forgotten(self, rows: Keys) -> None:
-        if (mark := self.cache.find_mark(rows)) is not None:
-            mark.value.storable = False  # until it is used: else two marks could push each other out for ever
-            self.cache.forget_stored(mark)
-
-    def _used(self, mark: KeptMark) -> None:
-        if self._spill is not None and mark.value.stored:
-            self._spill.use(self.cache.keys_of(mark), mark.value.pinned)
-
-    def _store_next(self) -> None:
-        """Hand the next mark in to be written, one at a time."""
-        if self._spill is None or self._storing or self._stored == self.cache.version:
-            return
-        if not self._spill.ready:
-            return
-        mark = self.cache.to_store(self.ahead_bytes, self._now_s())
-        snapshot = None if mark is None else mark.value.snapshot
-        if mark is None or snapshot is None:
-            self._stored = self.cache.version  # nothing is to be done until something changes
-            return
-        kept, keys = mark.value, self.cache.keys_of(mark)
-        age_s = max(0.0, self._now_s() - kept.used_s)
-        stored = Stored(keys, kept.kind, kept.cost_s, age_s, kept.pinned)
-
-        def done(written: bool, ever: bool) -> None:
-            self._storing, self._stored = False, -1
-            kept.storable = written or ever
-            if written:
-                self.cache.insert_stored(keys, kept.kind, kept.cost_s, kept.used_s, pinned=stored.pinned)
-
-        self._storing = True
-        self._spill.store(stored, snapshot, lambda w, e: self._tell(lambda: done(w, e)))
 
     def tend(self) -> bool:
-        """Hear, hand in what is to be written, and now and then let marks thin out and heed the memory guard.
+        """See to the spill directory, and now and then let marks thin out and heed the memory guard.
 
         Returns:
-            Whether anything was heard.
+            Whether the directory had anything to tell.
         """
-        heard = self.hear()
-        self._store_next()
+        heard = self.disk is not None and self.disk.tend()
         now_s = self._now_s()
         if now_s - self._tended_s < TEND_S:
             return heard
@@ -269,7 +121,7 @@ class Caching:
 
     def free_pages(self) -> int:
         """Count the pages that may be taken: the pool has some in place of which there are blocks."""
-        return self._core.free_pages() + self._core.snapshot_bytes() // -self._core.page_bytes
+        return self._core.free_pages() - self._pages_of_blocks()
 
     def give_way(self, n_pages: int, spare: Collection[KeptMark] = ()) -> bool:
         """Evict the least useful marks until so many more pages are free.
@@ -285,14 +137,16 @@ class Caching:
 
     def can_give(self, n_pages: int) -> bool:
         """Whether so many pages would come free if all marks gave way."""
-        blocks = -(self._core.snapshot_bytes() // -self._core.page_bytes)
-        return n_pages <= self._core.snapshot_pages() + blocks
+        return n_pages <= self._core.snapshot_pages() + self._pages_of_blocks()
 
     def keep_within(self) -> None:
         """Evict where sequences have taken pages in place of which there are blocks."""
         missing = -self.free_pages()
         if missing > 0:
             self.give_way(missing)
+
+    def _pages_of_blocks(self) -> int:
+        return -(-self._core.snapshot_bytes() // self._core.page_bytes)
 
     # --- going on from a mark
 
@@ -344,7 +198,8 @@ class Caching:
                     break
             else:
                 self.cache.use(hit, self._now_s())
-                self._used(hit)
+                if self.disk is not None:
+                    self.disk.use(hit)
                 return session
         return None
 

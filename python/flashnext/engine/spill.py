@@ -128,6 +128,11 @@ class Spill:
             )
 
     @property
+    def n_waiting(self) -> int:
+        """Calls of its threads that have not ended."""
+        return self._writer.n_waiting + self._reader.n_waiting
+
+    @property
     def ready(self) -> bool:
         """Whether a mark may be handed in to be written."""
         return not self._closed and not self._writer.n_waiting and self._now() >= self._cool_until

@@ -1,0 +1,224 @@
+"""The engine's side of a spill directory: which marks it gets, which come back, and who waits for them."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from flashnext.engine.core import Core, Snapshot
+from flashnext.engine.job import Job
+from flashnext.engine.prefix_cache import KeptMark, PrefixCache
+from flashnext.engine.radix import Keys
+from flashnext.engine.spill import Spill, SpillCounts, Stored
+
+STORE_AHEAD = 4
+"""Marks that would go first are written before they do: those of one part of so many of the limit."""
+
+PATIENCE_S = 1.0
+"""How much longer than reading anew a mark may take to come from the directory."""
+
+
+@dataclass
+class _Fetch:
+    """A mark on its way, and who waits for it."""
+
+    n_bytes: int
+    began_s: float
+    jobs: list[Job] = field(default_factory=list)
+
+
+class OnDisk:
+    """The marks of a prefix cache that a directory has. The engine's thread uses it, save for `wake`.
+
+    Attributes:
+        ahead_bytes: So much of what would go first is written before it does.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        core: Core,
+        spill: Spill,
+        clock_s: Callable[[], float],
+        free_pages: Callable[[], int],
+        told: Callable[[], object],
+    ) -> None:
+        """Begin to look through the directory.
+
+        Args:
+            cache: Whose marks are written, and get back.
+            core: Whose states they are.
+            spill: The directory.
+            clock_s: The clock by which marks age.
+            free_pages: Counts the pages that may be taken.
+            told: Called by other threads when a call of `tend` would hear something.
+        """
+        self._cache, self._core, self._spill = cache, core, spill
+        self._now_s, self._free_pages, self._told = clock_s, free_pages, told
+        self.ahead_bytes = cache.limit_bytes // STORE_AHEAD
+        self._arrived: deque[Callable[[], None]] = deque()  # what the directory's threads tell
+        self._wake = threading.Event()
+        self._fetches: dict[KeptMark, _Fetch] = {}
+        self._storing = False
+        self._all_stored = -1  # at which version of the cache nothing was to be written
+        spill.begin(
+            found=lambda stored: self._tell(lambda: self._found(stored)),
+            forgotten=lambda rows: self._tell(lambda: self._forgotten(rows)),
+        )
+
+    @property
+    def counts(self) -> SpillCounts:
+        """What the directory holds and has done; from any thread."""
+        return self._spill.counts
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is being written, read or looked for, or has not been heard."""
+        return bool(self._storing or self._arrived or self._spill.n_waiting)
+
+    def tend(self) -> bool:
+        """Hear what has been told, and hand in what is to be written; whether there was anything to hear."""
+        heard = bool(self._arrived)
+        while self._arrived:
+            self._arrived.popleft()()
+        heard |= self._lose_patience()
+        self._store_next()
+        return heard
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until there is something to hear, or somebody calls `wake`."""
+        self._wake.wait(timeout_s)
+        self._wake.clear()
+
+    def wake(self) -> None:
+        """End a wait: the one that goes on, or else the next. From any thread."""
+        self._wake.set()
+
+    def close(self) -> None:
+        """End what is under way, and give the directory back."""
+        self._spill.close()
+        while self._arrived:
+            self._arrived.popleft()()
+
+    def use(self, mark: KeptMark) -> None:
+        """Take note that a mark was used."""
+        if mark.value.stored:
+            self._spill.use(self._cache.keys_of(mark), mark.value.pinned)
+
+    def fetch(self, job: Job) -> bool:
+        """Have the mark come that a job would best go on from, where the directory alone has it.
+
+        Returns:
+            Whether the job waits for it.
+        """
+        if not (job.cache and job.patient) or job.scores or job.fetched == self._cache.version:
+            return False
+        job.fetched = self._cache.version
+        mark = self._cache.find_stored(job.keys, self._pays)
+        if mark is None or not (mark in self._fetches or self._fetch(mark)):
+            return False
+        self._fetches[mark].jobs.append(job)
+        job.loading = True
+        return True
+
+    # --- what comes back
+
+    def _pays(self, mark: KeptMark) -> bool:
+        """Whether a mark comes sooner than its rows are read."""
+        seconds = self._cache.bytes_of(mark.n) / self._spill.bytes_per_s
+        return mark.value.stored and seconds < mark.value.cost_s
+
+    def _fetch(self, mark: KeptMark) -> bool:
+        """Have a mark come, and keep room for it; False where there is none."""
+        keys = self._cache.keys_of(mark)
+        shared = self._cache.deepest(keys)
+        page = self._cache.options.page
+        n_shared = min(shared.n - 1, mark.n - 1) // page if shared is not None else 0
+        n_bytes = self._cache.bytes_of(mark.n) - n_shared * self._core.page_bytes
+        keep = {shared} if shared is not None else set()
+        if not self._cache.make_room(n_bytes, self._now_s(), keep):
+            return False
+        if self._free_pages() * self._core.page_bytes < n_bytes:
+            return False
+        self._fetches[mark] = _Fetch(n_bytes, self._now_s())
+        self._cache.promised_bytes += n_bytes
+        snapshot = shared.value.snapshot if shared is not None else None
+
+        def done(made: Snapshot | None, has: bool) -> None:
+            self._tell(lambda: self._fetched(mark, keys, made, has))
+
+        self._spill.load(keys, snapshot, n_shared, done)
+        return True
+
+    def _fetched(self, mark: KeptMark, keys: Keys, snapshot: Snapshot | None, has: bool) -> None:
+        fetch = self._fetches.pop(mark)
+        self._cache.promised_bytes -= fetch.n_bytes
+        _release(fetch)
+        if snapshot is not None:
+            kept = mark.value  # it may be out of the tree by now
+            found = self._cache.insert(keys, kept.kind, snapshot, kept.cost_s, self._now_s())
+            if found is not None:
+                self.use(found)
+        elif not has:
+            self._forgotten(keys)
+
+    def _lose_patience(self) -> bool:
+        """Let jobs read that have waited longer than reading takes; whether there are any."""
+        late = [
+            fetch
+            for mark, fetch in self._fetches.items()
+            if fetch.jobs and self._now_s() - fetch.began_s > mark.value.cost_s + PATIENCE_S
+        ]
+        for fetch in late:
+            for job in fetch.jobs:
+                job.patient = False
+            _release(fetch)
+        return bool(late)
+
+    # --- what is written
+
+    def _store_next(self) -> None:
+        """Hand the next mark in to be written, one at a time."""
+        if self._storing or self._all_stored == self._cache.version or not self._spill.ready:
+            return
+        mark = self._cache.to_store(self.ahead_bytes, self._now_s())
+        snapshot = None if mark is None else mark.value.snapshot
+        if mark is None or snapshot is None:
+            self._all_stored = self._cache.version
+            return
+        kept, keys = mark.value, self._cache.keys_of(mark)
+        age_s = max(0.0, self._now_s() - kept.used_s)
+        stored = Stored(keys, kept.kind, kept.cost_s, age_s, kept.pinned)
+
+        def written(done: bool, ever: bool) -> None:
+            self._storing, self._all_stored = False, -1
+            kept.storable = done or ever
+            if done:
+                self._cache.insert_stored(keys, kept.kind, kept.cost_s, kept.used_s, pinned=stored.pinned)
+
+        self._storing = True
+        self._spill.store(stored, snapshot, lambda done, ever: self._tell(lambda: written(done, ever)))
+
+    # --- what the directory's threads tell
+
+    def _tell(self, what: Callable[[], None]) -> None:
+        self._arrived.append(what)
+        self._wake.set()
+        self._told()
+
+    def _found(self, stored: Stored) -> None:
+        used_s = self._now_s() - stored.age_s
+        self._cache.insert_stored(stored.rows, stored.kind, stored.cost_s, used_s, pinned=stored.pinned)
+
+    def _forgotten(self, rows: Keys) -> None:
+        if (mark := self._cache.find_mark(rows)) is not None:
+            mark.value.storable = False  # until it is used: else two marks could push each other out for ever
+            self._cache.forget_stored(mark)
+
+
+def _release(fetch: _Fetch) -> None:
+    for job in fetch.jobs:
+        job.loading = False
+    fetch.jobs.clear()
