@@ -373,6 +373,30 @@ def test_a_mark_that_does_not_come_is_read_anew(tmp_path: Path, monkeypatch: pyt
     server.close()
 
 
+def test_nobody_is_ended_for_pages_that_come_free_in_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path, n_pages=20)
+    hangs = threading.Event()
+    monkeypatch.setattr(files, "read", lambda path: hangs.wait(30))
+    cut = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not cut.job.loading:
+        server.scheduler.step()
+    server.scheduler.cancel(cut.job)
+    held = [server.core.take_page(None) for _ in range(15)]  # as a mark does that is on its way
+    waits = add(server.scheduler, prompt(100, 3), max_tokens=2)
+    for _ in range(3):
+        server.scheduler.step()
+    assert waits.items.empty()
+    for page in held:
+        server.core.give_back(page)
+    hangs.set()
+    server.run()
+    assert waits.events()[-1].finish_reason == "length"
+    server.settle()
+    server.close()
+
+
 def test_a_cancelled_request_does_not_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -83,6 +83,11 @@ class Caching:
         """Have a deeper mark come from the spill directory where that pays; whether the job waits for it."""
         return self.disk is not None and self.disk.fetch(job)
 
+    @property
+    def busy(self) -> bool:
+        """Whether the spill directory is at work: it may hold memory, and jobs may wait for it."""
+        return self.disk is not None and self.disk.busy
+
     def wait(self, timeout_s: float) -> None:
         """Wait until the spill directory has something to tell, or somebody calls `wake`."""
         if self.disk is not None:

@@ -239,6 +239,8 @@ class Core(Protocol):
     def restore(self, n: int, block: Bytes, pages: Sequence[Bytes | tuple[Snapshot, int]]) -> Snapshot:
         """Make a snapshot of what `read_block` and `read_page` gave under the same `identity`.
 
+        From any thread, beside rounds.
+
         Raises OutOfPages or OutOfMemory with nothing changed, and InvalidArgument where sizes do not fit.
 
         Args:

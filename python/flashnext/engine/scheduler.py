@@ -25,8 +25,8 @@ from flashnext.engine.radix import row_keys
 from flashnext.engine.warm import WarmPass, WarmPasses
 from flashnext.errors import DeviceError, OutOfPages
 
-LOADING_S = 0.25
-"""How long nothing is looked after while all wait for the spill directory."""
+LOADING_S = 0.1
+"""How long a wait for the spill directory is, unless it has something to tell."""
 
 LOOK_AHEAD = 256
 """Waiting jobs that are considered in a step; beyond them nobody would be admitted anyway."""
@@ -175,7 +175,7 @@ class Scheduler:
             (self._fork if job.prefix else self._resume)(job)
         step = self._decide()
         busy = self._waiting or step.chunk or any(job.unread for job in self._running)
-        warm = not busy and len(self._running) < self._max_running and self._warm.next()
+        warm = not busy and len(self._running) < self._max_running and self._warm.n_pending > 0
         if self._going and not step.admit and (step.chunk or warm or not step.round):
             self._stop()  # and decide again by what has landed
             return
@@ -186,12 +186,13 @@ class Scheduler:
             self._admit(step.admit)
         elif step.chunk:
             self._step([(jobs[part.id], part.n) for part in step.chunk], [jobs[i] for i in step.round])
-        elif warm:
+        elif warm and self._warm.next():
             self._read_warm([jobs[i] for i in step.round])
         elif step.round:
             self._go_on([jobs[i] for i in step.round])
-        elif any(job.loading for job in self._running):
-            self._caching.wait(LOADING_S)
+        elif self._caching.busy:  # somebody waits for it, or it holds the pages that somebody lacks
+            if self._running or self._waiting:
+                self._caching.wait(LOADING_S)
         else:
             self._end_stuck()
 
