@@ -124,6 +124,20 @@ def test_two_conversations_share_the_pages_of_their_system_prompt(pair: Pair) ->
     assert any(mark.value.pinned for mark in marks(pair.engine))
 
 
+def test_neighbours_that_share_pages_get_their_own_replies(pair: Pair) -> None:
+    pair.ask([SYSTEM, user("Spell cat.")])
+    asked = [
+        ([SYSTEM, user(text)], Sampling(temperature=1.0, seed=seed, max_tokens=24, logprobs=1))
+        for seed, text in enumerate((*QUESTIONS, "Spell cat."))
+    ]
+    requests = [pair.engine.submit(messages, sampling=sampling) for messages, sampling in asked]
+    for request, (messages, sampling) in zip(requests, asked, strict=True):
+        reply = request.result()
+        assert reply == pair.plain.submit(messages, sampling=sampling).result()
+        assert reply.usage.cached_tokens > 500
+    settled(pair.engine)
+
+
 def marks(engine: Engine) -> Any:
     return engine._thread._scheduler._caching.cache.marks
 

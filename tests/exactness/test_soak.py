@@ -35,7 +35,7 @@ TOPICS = ("the sea", "a small town", "prime numbers", "sorting a list", "bread",
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerThread]:
-    server = ServerThread(parallel=8, drafts=3, max_queue=64, prefix_cache_gib=0.02)
+    server = ServerThread(parallel=8, drafts=3, max_queue=64, prefix_cache_gib=0.005)
     yield server
     server.close()
 
