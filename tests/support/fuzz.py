@@ -453,6 +453,9 @@ class Run:
             assert steps < 20_000, "this goes on for ever"
             if scheduler.idle and rng.random() < 0.5:
                 self.tally["prices timed"] += scheduler.spare_time()
+            if self.folder is not None and scheduler.idle and self.clients and rng.random() < 0.3:
+                self.restart()
+                scheduler = self.scheduler
             more = len(self.clients) < self.scenario.n_requests
             if more and (scheduler.idle or rng.random() < 0.1):
                 self.arrive()
@@ -466,9 +469,6 @@ class Run:
                 self.plant()
             if self.scenario.cache and rng.random() < 0.02:
                 self.warm()
-            if self.folder is not None and scheduler.idle and rng.random() < 0.5:
-                self.restart()
-                scheduler = self.scheduler
             scheduler.step()
         _core.testing.clear_faults(self.device)
         self._require_nothing_held()

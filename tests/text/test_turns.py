@@ -9,7 +9,7 @@ import pytest
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
-from flashnext.text.turns import MOST_ENDS, shared_chars
+from flashnext.text.turns import APART_CHARS, MOST_ENDS, shared_chars
 from flashnext.text.written import Written
 
 SYSTEM = {"role": "system", "content": "Be brief. " * 8}
@@ -26,7 +26,8 @@ def assistant(text: str, reasoning: str = "hm", **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": text, "reasoning_content": reasoning, **more}
 
 
-CHAT = [SYSTEM, user("Hello"), assistant("Hi"), user("What is 1+1?")]
+LONG = "a word " * (APART_CHARS // 6)
+CHAT = [SYSTEM, user("Hello" + LONG), assistant("Hi" + LONG), user("What is 1+1?" + LONG)]
 OPTIONS = [
     TemplateOptions(),
     TemplateOptions(preserve_thinking=False),
@@ -102,10 +103,17 @@ def test_a_chat_without_a_system_prompt_or_a_question_has_cuts_too(template: Cha
 
 
 def test_ends_are_looked_for_in_the_newest_messages(template: ChatTemplate) -> None:
-    chat = [user("x") if i % 2 == 0 else assistant("y") for i in range(41)]
-    turns = template.render(chat, None, None, turns=True).turns
-    assert turns is not None and len(turns.messages) == MOST_ENDS
-    assert list(turns.messages) == sorted(turns.messages)
+    def ends(text: str, n: int) -> list[int]:
+        chat = [user(text) if i % 2 == 0 else assistant(text) for i in range(n)]
+        turns = template.render(chat, None, None, turns=True).turns
+        assert turns is not None
+        return list(turns.messages)
+
+    assert ends("x", 41) == []  # all too close
+    assert len(ends(LONG, 41)) == MOST_ENDS
+    assert ends(LONG, 41) == sorted(set(ends(LONG, 41)))
+    third = ends("x" * (APART_CHARS // 2), 5)
+    assert len(third) == 2
 
 
 def test_what_a_template_refuses_of_a_part_is_no_cut_and_no_error() -> None:

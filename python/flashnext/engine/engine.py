@@ -55,6 +55,9 @@ _EXIT_TIMEOUT_S = 5.0
 SHORT_CHARS = 2048
 """Longest prompt that the event loop itself reads, in characters or token ids."""
 
+SHORT_TURNS = 16
+"""Most messages of it; a quarter where it is also found where they may be cut."""
+
 SEED_BITS = 53  # of a seed that is drawn here: what every JSON reader keeps of a number
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -335,7 +338,7 @@ class Engine:
         self._require_process()
         # A long chat takes a while to render and to tokenize, so the event loop does not do it itself; for a
         # short one, half a millisecond, the way to another thread and back would take longer.
-        if tools is None and _is_short(prompt):
+        if tools is None and _is_short(prompt, SHORT_TURNS // 4 if self._caches else SHORT_TURNS):
             return self._read_prompt(prompt, tools, options)
         return await asyncio.to_thread(self._read_prompt, prompt, tools, options)
 
@@ -537,7 +540,7 @@ def _bytes(name: str, gib: float | None) -> int | None:
     return int(gib * GIB)
 
 
-def _is_short(prompt: PromptLike) -> bool:
+def _is_short(prompt: PromptLike, most_turns: int) -> bool:
     """Whether a prompt is soon read, as far as that is seen at a glance."""
     if isinstance(prompt, str | ReadPrompt):
         return isinstance(prompt, ReadPrompt) or len(prompt) <= SHORT_CHARS
@@ -545,7 +548,7 @@ def _is_short(prompt: PromptLike) -> bool:
         return False
     if not prompt or not isinstance(prompt[0], Mapping):
         return True
-    if len(prompt) > 16:
+    if len(prompt) > most_turns:
         return False
     # Reasoning, calls and parts of text may be long in many places.
     values = [value for turn in prompt if isinstance(turn, dict) for value in turn.values()]

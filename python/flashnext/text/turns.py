@@ -21,7 +21,10 @@ Messages = list[dict[str, Any]]
 Render = Callable[[Messages], Written]
 
 MOST_ENDS = 8
-"""Newest messages whose ends are looked for."""
+"""Ends of messages that are looked for, the newest ones."""
+
+APART_CHARS = 3000
+"""Of what messages say between two such ends, at least: marks that lie closer would not be kept."""
 
 _RENDERED_CHARS = 4_000_000  # so many characters are rendered for them at most
 
@@ -33,7 +36,7 @@ class Turns:
     Attributes:
         system: Behind what all chats under the same system prompt and tools begin with.
         newest: Before the newest turn of the user, with whatever it may say.
-        messages: Behind one message or more, as a prompt that asks for a reply to them begins.
+        messages: Behind messages that lie apart, as a prompt that asks for a reply to them begins.
         next_turn: As far as the prompt of the turn after this one agrees, with whatever the reply may be.
     """
 
@@ -66,12 +69,11 @@ def find_turns(render: Render, messages: Messages, text: Written, edges: Sequenc
     if asked and asked[-1] > n_system:
         newest = agreed([*messages[: asked[-1]], _other_user(messages[asked[-1] :])])
     most = min(MOST_ENDS, _RENDERED_CHARS // (len(plain) + 1))
-    ends = range(max(n_system + 1, len(messages) - most), len(messages))
     reply = {"role": "assistant", "content": "0"}
     return Turns(
         system=system,
         newest=newest,
-        messages=tuple(agreed(messages[:k]) for k in ends),
+        messages=tuple(agreed(messages[:k]) for k in _ends(messages, n_system, most)),
         next_turn=agreed([*messages, reply, _other_user([])]),
     )
 
@@ -102,6 +104,18 @@ def shared_chars(a: str, b: str) -> int:
         else:
             high = middle - 1
     return low
+
+
+def _ends(messages: Messages, n_system: int, most: int) -> list[int]:
+    """Choose messages whose ends lie apart, and from the end of all too; how many are before each."""
+    ends: list[int] = []
+    n_chars = 0
+    for k in range(len(messages) - 1, n_system, -1):
+        n_chars += len(messages[k]["content"]) + len(messages[k].get("reasoning_content", ""))
+        if n_chars >= APART_CHARS and len(ends) < most:
+            ends.append(k)
+            n_chars = 0
+    return ends[::-1]
 
 
 def _tokens(edges: Sequence[Edge], n_chars: int) -> int:
