@@ -361,3 +361,11 @@ def test_a_container_has_the_memory_of_its_group(tmp_path: Path) -> None:
     none.write_text("max\n")
     assert ram_bytes((none, limit, absent)) == 1 << 20
     assert ram_bytes((none, absent)) == machine_bytes > 1 << 30
+
+
+def test_a_spill_directory_takes_a_margin_for_what_is_on_its_way() -> None:
+    without, made = plan(256), plan(256, spill=True)
+    more = 3 * made.snapshot_bytes + (1 << 27) + made.page_bytes
+    assert made.margin_bytes == without.margin_bytes + more
+    small = plan(256, context=64, spill=True)
+    assert small.margin_bytes == without.margin_bytes + 3 * small.snapshot_bytes + 2 * small.page_bytes

@@ -33,3 +33,6 @@ LIMIT_PERCENT = 70
 
 SPILL_GIB = 32.0
 """Most that a spill directory takes."""
+
+SPILL_PIECE_BYTES = 1 << 27
+"""Pages that are read from it before they go into the pool, so that a long state takes no memory twice."""

@@ -175,6 +175,7 @@ class Engine:
             round_rows=round_rows,
             ngram_table=ngram_table,
             load_limit_bytes=_bytes("load_limit_gib", load_limit_gib),
+            spill=spill_dir is not None,
             prefix_cache_bytes=None
             if prefix_cache_gib is None
             else _size("prefix_cache_gib", prefix_cache_gib),

@@ -22,6 +22,7 @@ from flashnext.engine.defaults import (
     NGRAM_TABLE,
     PARALLEL,
     ROUND_ROWS,
+    SPILL_PIECE_BYTES,
 )
 from flashnext.engine.sizes import (
     WORKER_BYTES,
@@ -77,6 +78,7 @@ class PlanSettings:
             its file as they are needed; "auto": streamed only where it would not fit otherwise.
         prefix_cache_bytes: For cached prefixes, taken before sequences get theirs; 0: no cache.
         load_limit_bytes: Most that all of it takes; above 0.
+        spill: Whether states are written to a directory and read from it, which takes memory for a moment.
 
     Raises:
         InvalidArgument: A number is out of its range.
@@ -91,6 +93,7 @@ class PlanSettings:
     ngram_table: str = "auto"
     prefix_cache_bytes: int | None = 0
     load_limit_bytes: int | None = None
+    spill: bool = False
 
     def __post_init__(self) -> None:
         if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
@@ -254,6 +257,10 @@ class _Planner:
         c, s = self._config, self._settings
         options = ModelOptions(context, s.dtype, s.max_chunk, s.max_window)
         scratch = scratch_bytes(c, options) + self._machine.workers * WORKER_BYTES
+        snapshot, page = snapshot_bytes(c, options.value_bytes), page_bytes(c, options.value_bytes)
+        margin = _PROCESS_BYTES + _TOKEN_BYTES * c.vocab_size
+        if s.spill:  # a block that is written, and two that are read, with as many pages as go together
+            margin += 3 * snapshot + min(SPILL_PIECE_BYTES, n_pages(context) * page) + page
         return MemoryPlan(
             context=context,
             parallel=sequences,
@@ -262,11 +269,11 @@ class _Planner:
             # While nothing runs, rounds of known tokens are timed: windows of as many sessions as fill one.
             n_sessions=max(sequences, -(-s.round_rows // min(s.max_window, MAX_WINDOW))),
             session_bytes=session_bytes(c, options) + penalty_bytes(c),
-            snapshot_bytes=snapshot_bytes(c, options.value_bytes),
+            snapshot_bytes=snapshot,
             n_pages=n_pages(context),
-            page_bytes=page_bytes(c, options.value_bytes),
+            page_bytes=page,
             prefix_cache_bytes=cache,
-            margin_bytes=_PROCESS_BYTES + _TOKEN_BYTES * c.vocab_size,
+            margin_bytes=margin,
             limit_bytes=self._limit,
             ram_bytes=self._machine.ram_bytes,
             warnings=(*self._warnings, *self._table_warning()),

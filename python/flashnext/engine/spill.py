@@ -15,15 +15,13 @@ import numpy as np
 
 from flashnext.engine import spill_files as files
 from flashnext.engine.core import Bytes, Core, Snapshot
+from flashnext.engine.defaults import SPILL_PIECE_BYTES
 from flashnext.engine.helper import Helper
 from flashnext.engine.marks import Kind
 from flashnext.engine.radix import Keys
 from flashnext.errors import FlashnextError
 
 _log = logging.getLogger("flashnext.engine")
-
-PIECE_BYTES = 1 << 28
-"""Pages that are read before they go into the pool, so that a long state needs no memory twice."""
 
 COOL_S = 30.0
 """After a failed write, how long nothing is written."""
@@ -327,7 +325,7 @@ class Spill:
                 pages: list[Bytes | tuple[Snapshot, int]] = []
                 if source is not None:
                     pages += ((source, index) for index in range(at))
-                piece = names[at : at + max(1, PIECE_BYTES // page_bytes)]
+                piece = names[at : at + max(1, SPILL_PIECE_BYTES // page_bytes)]
                 for page in piece:
                     if self._closed:
                         raise files.SpillError("the directory is given back")
