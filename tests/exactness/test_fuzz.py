@@ -42,9 +42,14 @@ SCENARIO = st.builds(
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory: pytest.TempPathFactory) -> list[Machine]:
-    """One worker, and two that run in a random order what may run in any."""
+    """One worker, two that run in a random order what may run in any, and one device whose prompt passes
+    sum in another order than rounds."""
     folder = tmp_path_factory.mktemp("fuzz")
-    return [Machine(folder / "one", threads=1), Machine(folder / "two", threads=2, shuffle_seed=5)]
+    return [
+        Machine(folder / "one", threads=1),
+        Machine(folder / "two", threads=2, shuffle_seed=5),
+        Machine(folder / "three", threads=1, prompt_order="reversed"),
+    ]
 
 
 @pytest.mark.timeout(max(600, 5 * SCENARIOS))
@@ -61,8 +66,9 @@ def test_every_reply_is_what_it_is_alone(machines: list[Machine]) -> None:
         print_blob=True,
         suppress_health_check=list(HealthCheck),
     )
-    @given(scenario=SCENARIO, machine=st.integers(0, 1))
+    @given(scenario=SCENARIO, machine=st.integers(0, 2))
     def play(scenario: Scenario, machine: int) -> None:
+        scenario = replace(scenario, equal=scenario.equal and machine != 2)
         tally.update(Run(machines[machine], scenario).play())
 
     play()
@@ -204,6 +210,19 @@ def test_a_planted_violation_is_seen(
         Run(machines[0], scenario).play()  # without it nothing is wrong
         try:
             Run(machines[0], scenario, make).play()
+        except AssertionError:
+            return
+    raise AssertionError("nothing was seen in 60 scenarios")
+
+
+def test_states_that_rounds_made_are_seen_where_they_are_not_those_of_prompts(
+    machines: list[Machine],
+) -> None:
+    for seed in range(60):
+        scenario = Scenario(seed, n_pages=60, options=CoreOptions(prices=False), cache=30, equal=False)
+        Run(machines[2], scenario).play()  # without them nothing is wrong
+        try:
+            Run(machines[2], replace(scenario, equal=True)).play()
         except AssertionError:
             return
     raise AssertionError("nothing was seen in 60 scenarios")

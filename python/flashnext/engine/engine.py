@@ -176,11 +176,9 @@ class Engine:
             ngram_table=ngram_table,
             load_limit_bytes=_bytes("load_limit_gib", load_limit_gib),
             spill=spill_dir is not None,
-            prefix_cache_bytes=None
-            if prefix_cache_gib is None
-            else _size("prefix_cache_gib", prefix_cache_gib),
+            prefix_cache_bytes=_bytes("prefix_cache_gib", prefix_cache_gib, zero=True),
         )
-        spill_limit_bytes = _size("spill_limit_gib", spill_limit_gib)
+        spill_limit_bytes = _bytes("spill_limit_gib", spill_limit_gib) or 0
         if not gap_ms >= 0:
             raise InvalidArgument(f"gap_ms is {gap_ms}, expected 0 or more")
         progress("tokenizer and chat template")
@@ -230,7 +228,9 @@ class Engine:
         self._histories = Histories(
             self.template, self.context, lambda warm: thread.call(lambda scheduler: scheduler.add_warm(warm))
         )
-        if spill_dir is not None and self._caches:
+        if spill_dir is not None and not self._caches:
+            self.warnings += (f"{spill_dir}: there is no prefix cache, so nothing is written there",)
+        elif spill_dir is not None:
             try:
                 spill = Spill(
                     Path(spill_dir),
@@ -527,17 +527,13 @@ def _plan(
     return make_plan(config, weights, settings, machine), checkpoint, opened
 
 
-def _size(name: str, gib: float) -> int:
-    if not 0 <= gib < math.inf:
-        raise InvalidArgument(f"{name} is {gib}, expected GiB from 0")
-    return int(gib * GIB)
-
-
-def _bytes(name: str, gib: float | None) -> int | None:
+def _bytes(name: str, gib: float | None, *, zero: bool = False) -> int | None:
+    """Read a size in GiB, which may be 0 where that means something; None stays None."""
     if gib is None:
         return None
-    if not LEAST_GIB <= gib <= MOST_GIB:
-        raise InvalidArgument(f"{name} is {gib}, expected GiB from {LEAST_GIB} to {MOST_GIB:,}")
+    if not LEAST_GIB <= gib <= MOST_GIB and not (zero and gib == 0):
+        least = f"{LEAST_GIB} to {MOST_GIB:,}" + (", or 0" if zero else "")
+        raise InvalidArgument(f"{name} is {gib}, expected GiB from {least}")
     return int(gib * GIB)
 
 
