@@ -1,12 +1,12 @@
 """Measure what the prefix cache saves: chats turn by turn, shared system prompts, a restart.
 
     python bench/prefix.py                          the bundled checkpoint, about a minute
-    python bench/prefix.py CHECKPOINT --system 4500 --json prefix.json
+    python bench/prefix.py CHECKPOINT --long 20000 --json prefix.json
     python bench/prefix.py --quick
 
-Chats of nine and of twenty turns under a long system prompt, as they grow by themselves and with the thoughts
+Chats of nine and of twenty turns under a system prompt, as they grow by themselves and with the thoughts
 of earlier turns dropped by the template: cached tokens beside what the turn shares with the history, and the
-first token with the cache and without. Then a system prompt in which one identifier differs, two
+first token with the cache and without. Then a longer system prompt in which one identifier differs, two
 conversations under one system prompt, and the first token from a spill directory after a restart. Every reply
 is compared with the one that the same request gets without the cache.
 """
@@ -190,7 +190,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint", type=Path, nargs="?", default=BUNDLED)
     parser.add_argument("--turns", type=int, nargs="+", default=[9, 20])
-    parser.add_argument("--system", type=int, default=4800, help="tokens of the system prompt")
+    parser.add_argument("--system", type=int, default=1200, help="tokens of the chats' system prompt")
+    parser.add_argument("--long", type=int, default=4800, help="tokens of the one that conversations share")
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of a reply")
     parser.add_argument("--context", type=int, help="largest prompt plus reply")
     parser.add_argument("--prefix-cache", type=float, help="GiB")
@@ -198,7 +199,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the whole run here")
     options = parser.parse_args(arguments)
     if options.quick:
-        options.turns, options.system, options.tokens = [3], 300, 16
+        options.turns, options.system, options.long, options.tokens = [3], 300, 300, 16
     return options
 
 
@@ -213,9 +214,9 @@ def main() -> None:
                 system = system_prompt(engine, options.system, f"{name} {n_turns}")
                 turns = [asdict(asked) for asked in chat(chats, n_turns, system, keep=keep)]
                 found["chats"][f"{n_turns} turns, {name}"] = turns
-        found["shared"] = shared_system(chats, options.system)
+        found["shared"] = shared_system(chats, options.long)
         found["cache"] = asdict(chats.settle())
-    found["spill"] = from_spill(options.checkpoint, settings, options.system, options.tokens)
+    found["spill"] = from_spill(options.checkpoint, settings, options.long, options.tokens)
     print("\n".join(chat_lines(found["chats"])))
     print()
     print("\n".join(other_lines(found["shared"], found["spill"])))

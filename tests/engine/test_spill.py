@@ -271,6 +271,21 @@ def test_files_of_another_identity_are_misses(tmp_path: Path) -> None:
     other.close()
 
 
+@pytest.mark.parametrize("wrong", [{"kind": 9}, {"kind": None}, {"cost_s": "1"}, {"pinned": 1}, {}])
+def test_a_file_that_does_not_say_what_a_mark_says_is_removed_and_no_other(
+    tmp_path: Path, wrong: dict[str, Any]
+) -> None:
+    said = {"identity": IDENTITY, "kind": 3, "cost_s": 1.0, "pinned": False}
+    rows = [row_keys(np.arange(n, dtype=np.int32)) for n in (5, 6)]
+    paths = [tmp_path / files.mark_name(IDENTITY, r) for r in rows]
+    files.write(paths[0], {**said, **wrong} if wrong else {"identity": IDENTITY}, rows[0], [], 0)
+    files.write(paths[1], said, rows[1], [], 0)
+    server = Server(tmp_path)
+    assert [path.exists() for path in paths] == [False, True]
+    assert server.counts.stored == 1 and server.counts.spill_failures == 0
+    server.close()
+
+
 def test_a_file_under_another_ones_name_is_no_state(tmp_path: Path) -> None:
     server = spilled(tmp_path)
     server.ask(prompt(60, 9), [end(50)])

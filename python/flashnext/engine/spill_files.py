@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from flashnext.engine.core import Bytes
+from flashnext.engine.marks import Kind
 from flashnext.engine.radix import Keys
 from flashnext.errors import FlashnextError
 
@@ -212,6 +213,17 @@ def touch(path: Path, used: float) -> None:
         os.utime(path, (used, used))
 
 
+def is_mark(entry: Entry) -> bool:
+    """Whether a file says all that a mark's has to."""
+    header = entry.header
+    return (
+        len(entry.rows) > 0
+        and header.get("kind") in set(Kind)
+        and type(header.get("cost_s")) in (int, float)
+        and type(header.get("pinned")) is bool
+    )
+
+
 def scan(folder: Path, identity: str, page: int) -> Iterator[tuple[Entry, list[str]]]:
     """Read what marks there are, and remove what is of no use; the payloads are not read.
 
@@ -226,7 +238,7 @@ def scan(folder: Path, identity: str, page: int) -> Iterator[tuple[Entry, list[s
             names = page_names(identity, entry.rows, page)
             good = (
                 entry.header.get("identity") == identity
-                and len(entry.rows) > 0
+                and is_mark(entry)
                 and name == mark_name(identity, entry.rows)
                 and there.issuperset(names)
             )
@@ -258,7 +270,7 @@ def listed(folder: Path) -> tuple[list[Entry], int]:
         if path.name.startswith("m"):
             with suppress(SpillError, OSError):
                 mark = read_head(path)
-                if {"kind", "pinned"} <= mark.header.keys():
+                if is_mark(mark):
                     marks.append(mark)
     return sorted(marks, key=lambda mark: -mark.used), n_bytes
 
