@@ -533,9 +533,7 @@ def test_a_load_limit_lowers_what_nobody_asked_for_and_replies_stay_the_same(eng
         assert (least.context, least.n_sessions) == (8192, 1)
     limit = (least.total_bytes - least.page_bytes) / 2**30  # room for one sequence, not of the whole window
     # The n-gram table would give way before the context.
-    with Engine(
-        round_rows=1, load_limit_gib=limit, prefix_cache_gib=0, ngram_table="resident"
-    ) as tight:
+    with Engine(round_rows=1, load_limit_gib=limit, prefix_cache_gib=0, ngram_table="resident") as tight:
         assert tight.parallel == 1
         assert tight.context == tight.plan.context == 8192 - 1024
         assert tight.loaded.pool.total == tight.plan.n_pages
