@@ -548,9 +548,9 @@ def test_choices_share_one_reading_of_their_prompt(
 ) -> None:
     render, n = watched.engine.template.render, []
 
-    def counted(*args: Any) -> Any:
+    def counted(*args: Any, **more: Any) -> Any:
         n.append(1)
-        return render(*args)
+        return render(*args, **more)
 
     monkeypatch.setattr(watched.engine.template, "render", counted)
     assert len(ask(watched, {**PLAIN, "n": 5}).json()["choices"]) == 5
