@@ -30,7 +30,8 @@ class Helper:
     @property
     def n_waiting(self) -> int:
         """Calls that have not been made, the one that is being made included."""
-        return len(self._work) + self._busy
+        with self._changed:
+            return len(self._work) + self._busy
 
     def call(self, work: Callable[[], object]) -> None:
         """Have something called soon, and what it raises dropped."""

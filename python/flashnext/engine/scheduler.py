@@ -548,14 +548,14 @@ class Scheduler:
 
     def _end_replies(self, keep: bool = True) -> None:
         """Keep the states of replies that have ended. Nothing may be in flight."""
-        ending, self._ending = self._ending, {}
-        for session, (job, beyond) in ending.items():
+        for session, (job, beyond) in list(self._ending.items()):
             if keep:
                 tokens = np.array([*job.token_ids, *beyond], np.int32)
                 keys = row_keys(np.concatenate([job.prompt, tokens]))
                 cost_s = job.read_s + (len(keys) - len(job.feed)) * self._costs.row_ms / 1e3
                 self._caching.keep_end(session, keys, cost_s)
             session.close()
+            del self._ending[session]  # only now: it counts as work that is not done
 
     def _fail(self, job: Job, error: Exception) -> None:
         self._drop(job)
