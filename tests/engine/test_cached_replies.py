@@ -221,6 +221,7 @@ def test_a_pinned_system_prompt_survives_a_restart(tmp_path: Path) -> None:
     pair.close()
     again = Pair(spill_dir=tmp_path)
     wait_for(lambda: settled(again.engine).stored >= 1)
+    again.engine._thread.call(lambda s: setattr(s._caching.disk, "patience_s", 1e9))
     reply = again.ask([SYSTEM, user("Name a color.")])
     assert reply.usage.cached_tokens > 200
     assert settled(again.engine).restored == 1
@@ -288,6 +289,7 @@ def test_an_engine_that_is_killed_while_it_writes_leaves_right_states(tmp_path: 
     ):
         wait_for(lambda: engine.counts.cache.stored >= 3)
         assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+        engine._thread.call(lambda s: setattr(s._caching.disk, "patience_s", 1e9))
         n_cached = 0
         for i in range(6):
             prompt = [40 + i, *range(50, 450), 7]

@@ -91,6 +91,7 @@ class Server:
         self.caching.attach(self.spill, lambda: None)
         assert self.caching.disk is not None
         self.disk = self.caching.disk
+        self.disk.patience_s = 1e9  # however slow this machine is
         self.settle()
 
     def ask(self, prompt: Sequence[int], places: Sequence[Place] = (), **more: Any) -> int:
@@ -379,7 +380,7 @@ def test_a_mark_that_does_not_come_is_read_anew(tmp_path: Path, monkeypatch: pyt
     server = spilled(tmp_path)
     hangs = threading.Event()
     monkeypatch.setattr(files, "read", lambda path: hangs.wait(30))
-    monkeypatch.setattr("flashnext.engine.on_disk.PATIENCE_S", 0.05)
+    server.disk.patience_s = 0.05
     beside = add(server.scheduler, prompt(20, 9), max_tokens=40)
     assert server.ask([*prompt(50), 900]) == 0
     assert beside.events()[-1].finish_reason == "length"

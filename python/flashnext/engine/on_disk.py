@@ -34,6 +34,7 @@ class OnDisk:
 
     Attributes:
         ahead_bytes: So much of what would go first is written before it does.
+        patience_s: How much longer than reading anew a mark may take to come.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class OnDisk:
         self._cache, self._core, self._spill = cache, core, spill
         self._now_s, self._free_pages, self._told = clock_s, free_pages, told
         self.ahead_bytes = cache.limit_bytes // STORE_AHEAD
+        self.patience_s = PATIENCE_S
         self._arrived: deque[Callable[[], None]] = deque()  # what the directory's threads tell
         self._wake = threading.Event()
         self._fetches: dict[KeptMark, _Fetch] = {}
@@ -169,7 +171,7 @@ class OnDisk:
         late = [
             fetch
             for mark, fetch in self._fetches.items()
-            if fetch.jobs and self._now_s() - fetch.began_s > mark.value.cost_s + PATIENCE_S
+            if fetch.jobs and self._now_s() - fetch.began_s > mark.value.cost_s + self.patience_s
         ]
         for fetch in late:
             for job in fetch.jobs:
