@@ -78,7 +78,8 @@ class OnDisk:
     @property
     def busy(self) -> bool:
         """Whether anything is being written, read or looked for, or has not been heard."""
-        return bool(self._storing or self._arrived or self._spill.n_waiting)
+        # Threads tell before they are done, so what they have told is looked at last.
+        return bool(self._fetches or self._storing or self._spill.n_waiting or self._arrived)
 
     def tend(self) -> bool:
         """Hear what has been told, and hand in what is to be written; whether there was anything to hear."""

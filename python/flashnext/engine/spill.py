@@ -227,6 +227,8 @@ class Spill:
             ever = True
             # One that has been evicted meanwhile has failed nobody.
             self._fail(None if self._closed or not isinstance(error, OSError) else error)
+        except Exception as error:  # whatever it is, the next one is handed in only after an answer
+            self._fail(error)
         if not written:
             with self._mutex:
                 self._release(names)
@@ -307,6 +309,9 @@ class Spill:
             has = False
         except FlashnextError:  # no memory now, or the pages that were to be shared are gone
             pass
+        except Exception as error:  # whatever it is, somebody waits for an answer
+            self._fail(error)
+            has = False
         done(made, has)
 
     def _read(self, name: str, rows: Keys, shared: Snapshot | None, n_shared: int) -> tuple[Snapshot, int]:
