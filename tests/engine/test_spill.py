@@ -287,14 +287,27 @@ def test_a_file_that_does_not_say_what_a_mark_says_is_removed_and_no_other(
     server.close()
 
 
-def test_a_file_under_another_ones_name_is_no_state(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["m", "p"])
+@pytest.mark.parametrize("when", ["before a start", "while it runs"])
+def test_a_file_under_another_ones_name_is_no_state(tmp_path: Path, kind: str, when: str) -> None:
     server = spilled(tmp_path)
-    server.ask(prompt(60, 9), [end(50)])
+    server.ask(prompt(60, 9), [end(50)], max_tokens=1)
     server.spill_all()
-    marks = [p for p in files.list_files(tmp_path) if p.name.startswith("m")]
-    target = tmp_path / files.mark_name(IDENTITY, row_keys(np.array(prompt(50), np.int32)))
-    shutil.copy(next(p for p in marks if p != target), target)
-    assert server.ask([*prompt(50), 900]) == 0
+    ours, theirs = (row_keys(np.array(prompt(50, first), np.int32)) for first in (1, 9))
+    if kind == "m":
+        swapped = [(files.mark_name(IDENTITY, theirs), files.mark_name(IDENTITY, ours))]
+    else:
+        names = (files.page_names(IDENTITY, rows, PAGE) for rows in (theirs, ours))
+        swapped = list(zip(*names, strict=True))[:1]
+    if when == "before a start":
+        server.close()
+    for source, target in swapped:
+        shutil.copy(tmp_path / source, tmp_path / target)
+    if when == "before a start":
+        server = Server(tmp_path)
+    assert server.ask([*prompt(50), 900], max_tokens=1) == 0  # the fake core compares pages with the rows
+    server.settle()
+    assert not (tmp_path / files.mark_name(IDENTITY, ours)).exists()
     server.close()
 
 

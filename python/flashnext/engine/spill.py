@@ -244,10 +244,8 @@ class Spill:
                 raise files.SpillError("the directory is given back")
             if page not in self._pages:
                 data = self._core.read_page(snapshot, index)
-                size = files.write(
-                    self._folder / page, {"identity": self._identity}, mark.rows[:0], [data],
-                    self._floor_bytes,
-                )  # fmt: skip
+                told = {"identity": self._identity, "name": page}
+                size = files.write(self._folder / page, told, mark.rows[:0], [data], self._floor_bytes)
                 with self._mutex:
                     self._pages[page] = size
         header = {
@@ -355,7 +353,8 @@ class Spill:
         path = self._folder / name
         try:
             entry, data = files.read(path)
-            if entry.header.get("identity") != self._identity or data.nbytes != self._core.page_bytes:
+            told = entry.header.get("identity"), entry.header.get("name")  # its rows, which it has not, name it
+            if told != (self._identity, name) or data.nbytes != self._core.page_bytes:
                 raise files.SpillError(f"{path}: of another state than its name says")
         except (files.SpillError, OSError):
             with self._mutex:
