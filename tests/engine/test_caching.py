@@ -319,7 +319,7 @@ def test_ending_everything_gives_all_pages_back() -> None:
 def test_the_guard_makes_the_cache_smaller_and_lets_it_grow_again() -> None:
     used = [0]
     clock = Clock()
-    guard = Guard(1000, 500, 300, lambda: 0, lambda: used[0], clock)
+    guard = Guard(1000, 500, lambda: 0, lambda: used[0], lambda: 0, clock)
     assert (guard.shrink_bytes, guard.refuse_bytes) == (850, 950)
     bench = Bench(300, guard=guard)
     bench.ask(prompt(8), [8], max_tokens=1)
@@ -341,15 +341,43 @@ def test_the_guard_makes_the_cache_smaller_and_lets_it_grow_again() -> None:
 
 
 def test_what_was_planned_is_held_against_nobody() -> None:
-    guard = Guard(1000, 990, 50, lambda: 985, lambda: None, Clock())
-    assert (guard.shrink_bytes, guard.refuse_bytes) == (940, 990)
-    assert not guard.full
+    guard = Guard(1000, 990, lambda: 985, lambda: None, lambda: 0, Clock())
+    assert (guard.shrink_bytes, guard.refuse_bytes) == (990, 990)
+    assert not guard.full and guard.room_bytes == 5
+
+
+def test_a_cache_as_large_as_planned_stays_where_pages_are_never_given_back() -> None:
+    """The pool keeps what it has had: a process never gets smaller, however much of it is free."""
+    most = [0]
+    clock = Clock()
+
+    def taken() -> int:
+        return bench.core.n_taken * bench.core.page_bytes
+
+    def footprint() -> int:
+        most[0] = max(most[0], taken())
+        return fixed + most[0] + bench.core.snapshot_bytes()
+
+    fixed, pages, cache = 850, 100 * 4 * PAGE, 10 * (BLOCK_BYTES + 2 * 4 * PAGE)
+    planned = fixed + pages + cache
+    bench = Bench(cache)
+    guard = Guard(planned + 5, planned, lambda: 0, footprint, lambda: max(0, most[0] - taken()), clock)
+    bench.caching._guard = guard
+    bench.ask(prompt(90 * PAGE), [], max_tokens=1)  # once all pages are needed
+    for first in range(200, 230):
+        bench.ask(prompt(9, first), [9], max_tokens=1)
+        for moved in (clock, bench.clock):
+            moved.now_s += 2 * TEND_S
+        bench.scheduler.step()
+    assert bench.caching.cache.limit_bytes == cache
+    assert bench.caching.cache.n_evicted > 0 and len(bench.marks()) >= 9, "it was not full"
 
 
 def test_the_larger_figure_counts() -> None:
-    assert Guard(1000, 0, 0, lambda: 400, lambda: 300, Clock()).used_bytes == 400
-    assert Guard(1000, 0, 0, lambda: 200, lambda: 300, Clock()).used_bytes == 300
-    assert Guard(1000, 0, 0, lambda: 200, lambda: None, Clock()).used_bytes == 200
+    assert Guard(1000, 0, lambda: 400, lambda: 300, lambda: 0, Clock()).used_bytes == 400
+    assert Guard(1000, 0, lambda: 200, lambda: 300, lambda: 0, Clock()).used_bytes == 300
+    assert Guard(1000, 0, lambda: 200, lambda: 300, lambda: 60, Clock()).used_bytes == 240
+    assert Guard(1000, 0, lambda: 200, lambda: None, lambda: 0, Clock()).used_bytes == 200
 
 
 # --- warm passes

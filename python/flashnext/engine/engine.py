@@ -570,7 +570,7 @@ def _guard(plan: MemoryPlan, core: LoadedCore, n_running: Callable[[], int]) -> 
         return None if private is None else private + mapped
 
     return Guard(
-        plan.limit_bytes, plan.total_bytes, plan.prefix_cache_bytes, accounted, footprint, time.monotonic
+        plan.limit_bytes, plan.total_bytes, accounted, footprint, core.idle_page_bytes, time.monotonic
     )
 
 

@@ -37,18 +37,18 @@ def private_bytes(statm: Path = _STATM) -> int | None:
 class Guard:
     """Compares the larger of two figures with the limit: what is accounted for, and what the process has.
 
-    What was planned is never held against anybody: where the plan itself takes more than 95 % of the limit,
-    requests are refused beyond the plan, and where it does beyond 85 % without the cache, that gives way
-    beyond there. May be used from any thread.
+    What was planned is never held against anybody: where the plan takes more than 85 or 95 % of the limit, the
+    cache gives way, or requests are refused, only beyond the plan. Memory that the process has and that is free
+    to be taken again does not count. May be used from any thread.
     """
 
     def __init__(
         self,
         limit_bytes: int,
         planned_bytes: int,
-        cache_bytes: int,
         accounted: Callable[[], int],
         footprint: Callable[[], int | None],
+        idle: Callable[[], int],
         clock_s: Callable[[], float],
     ) -> None:
         """Watch one process.
@@ -56,15 +56,16 @@ class Guard:
         Args:
             limit_bytes: Most that all of it may take.
             planned_bytes: What the plan takes, the prefix cache included.
-            cache_bytes: Reserved for that.
             accounted: Sums what is in use by our own counts.
             footprint: Measures what the process has, mapped weights included; None where it cannot.
+            idle: Sums what of that was allocated for pages and is free.
             clock_s: A clock that never goes back.
         """
-        self.shrink_bytes = max(limit_bytes * SHRINK_PERCENT // 100, planned_bytes - cache_bytes)
+        self.shrink_bytes = max(limit_bytes * SHRINK_PERCENT // 100, planned_bytes)
         self.refuse_bytes = max(limit_bytes * REFUSE_PERCENT // 100, planned_bytes)
         self._accounted = accounted
         self._footprint = footprint
+        self._idle = idle
         self._clock_s = clock_s
         self._looked_s = float("-inf")
         self._used = 0
@@ -74,7 +75,7 @@ class Guard:
         """The larger figure, as it was a moment ago."""
         now_s = self._clock_s()
         if now_s - self._looked_s >= LOOK_S:
-            self._used = max(self._accounted(), self._footprint() or 0)
+            self._used = max(self._accounted(), (self._footprint() or 0) - self._idle())
             self._looked_s = now_s
         return self._used
 

@@ -60,6 +60,13 @@ class LoadedCore:
         """Count the free pages."""
         return self._loaded.pool.free
 
+    def idle_page_bytes(self) -> int:
+        """Sum what is allocated for pages that nobody has; from any thread."""
+        pool = self._loaded.pool
+        # Taken pages are counted first: one that is taken in between makes the sum too large, never negative.
+        taken = pool.total - pool.free
+        return max(0, pool.allocated_bytes - taken * pool.page_bytes)
+
     def pages(self, n_positions: int) -> int:
         """Count the pages of n positions and two windows."""
         return n_pages(min(n_positions + 2 * MAX_WINDOW, self._loaded.context))
