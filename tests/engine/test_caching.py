@@ -47,8 +47,9 @@ class Bench:
         spacing: int = 0,
         least_shared: int = 0,
         guard: Guard | None = None,
+        core: FakeCore | None = None,
     ) -> None:
-        self.core = FakeCore(counting, n_pages=n_pages, max_chunk=max_chunk)
+        self.core = core or FakeCore(counting, n_pages=n_pages, max_chunk=max_chunk)
         self.core.least_shared = least_shared
         self.core.prompt_equals_window = equal
         self.clock = Clock()
@@ -346,24 +347,32 @@ def test_what_was_planned_is_held_against_nobody() -> None:
     assert not guard.full and guard.room_bytes == 5
 
 
+class GreedyCore(FakeCore):
+    """Keeps the memory of all pages that were ever taken, as a pool does."""
+
+    most_taken = 0
+
+    def take_page(self, writer: Any) -> Any:
+        page = super().take_page(writer)
+        self.most_taken = max(self.most_taken, self.n_taken)
+        return page
+
+
 def test_a_cache_as_large_as_planned_stays_where_pages_are_never_given_back() -> None:
-    """The pool keeps what it has had: a process never gets smaller, however much of it is free."""
-    most = [0]
     clock = Clock()
-
-    def taken() -> int:
-        return bench.core.n_taken * bench.core.page_bytes
-
-    def footprint() -> int:
-        most[0] = max(most[0], taken())
-        return fixed + most[0] + bench.core.snapshot_bytes()
-
     fixed, pages, cache = 850, 100 * 4 * PAGE, 10 * (BLOCK_BYTES + 2 * 4 * PAGE)
+    core = GreedyCore(counting, n_pages=(pages + cache) // (4 * PAGE), max_chunk=64)
     planned = fixed + pages + cache
-    bench = Bench(cache)
-    guard = Guard(planned + 5, planned, lambda: 0, footprint, lambda: max(0, most[0] - taken()), clock)
-    bench.caching._guard = guard
-    bench.ask(prompt(90 * PAGE), [], max_tokens=1)  # once all pages are needed
+    guard = Guard(
+        planned + 5,
+        planned,
+        lambda: 0,
+        lambda: fixed + core.most_taken * core.page_bytes + core.snapshot_bytes(),
+        lambda: (core.most_taken - core.n_taken) * core.page_bytes,
+        clock,
+    )
+    bench = Bench(cache, guard=guard, core=core)
+    bench.ask(prompt(125 * PAGE), [], max_tokens=1)  # nearly all pages are needed once
     for first in range(200, 230):
         bench.ask(prompt(9, first), [9], max_tokens=1)
         for moved in (clock, bench.clock):
