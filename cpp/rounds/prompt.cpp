@@ -1,5 +1,6 @@
 // Prompt passes: chunks of one prompt or more, and what the draft head absorbs of them.
 #include <algorithm>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -59,16 +60,17 @@ void Runner::check_marks(const ChunkPart& p) const {
 // The snapshots of a part that has begun, for kernels to fill as they go by. n_marks: of the pass.
 std::vector<SnapshotRef> Runner::tap(const ChunkPart& p, Sequence& s, int& n_marks) const {
   const Model::HostTables tables = model_->host_tables();
-  std::vector<SnapshotRef> snapshots;
+  std::vector<SnapshotRef> snapshots(p.marks.size());
   s.marks = tables.marks_address + static_cast<size_t>(n_marks) * sizeof(Mark);
-  for (const int32_t mark : p.marks) {
-    snapshots.push_back(nullptr);
+  for (size_t i = 0; i < snapshots.size(); ++i) {
     try {
-      snapshots.back() = p.session->tap(s.start + mark);
-    } catch (const OutOfMemory&) {  // the chunk is read all the same
+      snapshots[i] = p.session->tap(s.start + p.marks[i]);
+    } catch (const OutOfMemory&) {  // of the device or, below, of the host: the chunk is read all the same
+      continue;
+    } catch (const std::bad_alloc&) {
       continue;
     }
-    tables.marks[n_marks++] = {snapshots.back()->held()->block->address(), mark, 0};
+    tables.marks[n_marks++] = {snapshots[i]->held()->block->address(), p.marks[i], 0};
     ++s.n_marks;
   }
   return snapshots;
@@ -218,10 +220,16 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
                           std::to_string(max_round()) + " are allowed");
   }
   // A part that cannot begin is left out: a page that is missing is its own alone.
+  // The lists stay in step: once a part has begun, nothing of its turn can fail but the whole pass.
   Begun begun;
   std::vector<const ChunkPart*> chunks;
   taken.clear();
   std::vector<int32_t> first_rows;
+  begun.sessions.reserve(parts.size());
+  chunks.reserve(parts.size());
+  taken.reserve(parts.size());
+  first_rows.reserve(parts.size());
+  pass.entries.reserve(parts.size());
   const Model::HostTables tables = model_->host_tables();
   PassBounds bounds;
   int n_marks = 0;
@@ -236,17 +244,16 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
         throw InvalidArgument("prompt chunk of " + std::to_string(p.tokens.size()) + " tokens with " +
                               std::to_string(p.scored.size()) + " scored ones, expected at most as many");
       }
-      begun.sessions.reserve(parts.size());
       first_rows.push_back(begin_part(part, bounds));
       begun.sessions.push_back(p.session);
       pass.entries.push_back({p.session, reply, static_cast<int>(p.tokens.size()), -1, -1});
-      pass.entries.back().snapshots = tap(p, tables.sequences[bounds.n_sequences - 1], n_marks);
     } catch (...) {
       leave_out(p.session);
       continue;
     }
     taken.push_back(part);
     chunks.push_back(&p);
+    pass.entries.back().snapshots = tap(p, tables.sequences[bounds.n_sequences - 1], n_marks);
   }
   if (taken.empty()) return;
 
