@@ -238,6 +238,8 @@ void bind_sessions(nb::module_& m) {
       .def_prop_ro("total", &PagePool::n_pages)
       .def_prop_ro("page_bytes", &PagePool::page_bytes)
       .def_prop_ro("allocated_bytes", &PagePool::allocated_bytes)
+      .def("trim", &PagePool::trim, "n_pages"_a, nb::call_guard<nb::gil_scoped_release>(),
+           "Give back memory that no page in use lies in, until at most so many pages are allocated.")
       .def_prop_ro("of_snapshots", &PagePool::n_of_snapshots, "Pages that snapshots have and no session.")
       .def_prop_ro("block_bytes", &PagePool::block_bytes, "What the recurrent blocks of snapshots take.");
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -13,8 +14,8 @@ namespace flashnext {
 // Who refers to a page.
 enum class Holder { kSession, kSnapshot };
 
-// Pages of one size with counted references, in slabs that are allocated when first needed. May be used from
-// any thread. It also counts what snapshots hold.
+// Pages of one size with counted references, in slabs that are allocated when first needed and given back
+// when somebody asks for it. May be used from any thread. It also counts what snapshots hold.
 class PagePool : public std::enable_shared_from_this<PagePool> {
  public:
   // Allocates nothing yet. n_pages > 0.
@@ -31,6 +32,8 @@ class PagePool : public std::enable_shared_from_this<PagePool> {
   int n_pages() const { return n_pages_; }
   size_t page_bytes() const { return page_bytes_; }
   size_t allocated_bytes() const;
+  // Gives back slabs that nobody has a page of, until at most so many pages are allocated or there are none.
+  void trim(int n_pages);
 
   int n_of_snapshots() const;  // pages that snapshots refer to and no session
   // What the recurrent blocks of snapshots take.
@@ -43,8 +46,13 @@ class PagePool : public std::enable_shared_from_this<PagePool> {
   size_t page_bytes_;
   int n_pages_;
   mutable std::mutex mutex_;
-  int n_made_ = 0;  // pages that slabs exist for, or that were handed out from the last one
-  std::vector<BufferRef> slabs_;
+  struct Slab {
+    BufferRef buffer;   // null until it is needed
+    uint32_t free = 0;  // a bit for each page that nobody has; all of them before and after its memory
+  };
+  uint32_t pages_of(size_t slab) const;  // a bit for each page that it has
+  std::vector<Slab> slabs_;
+  int n_taken_ = 0, n_allocated_ = 0;
   std::unique_ptr<ResidencySet> resident_;
   struct References {
     int sessions = 0, snapshots = 0;
@@ -53,7 +61,6 @@ class PagePool : public std::enable_shared_from_this<PagePool> {
   };
   void change(int page, Holder holder, int by);
 
-  std::vector<int> free_;
   std::vector<References> references_;
   int n_of_snapshots_ = 0;
   std::atomic<size_t> block_bytes_ = 0;

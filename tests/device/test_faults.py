@@ -95,3 +95,23 @@ def test_no_memory_for_the_pages_of_drafts_costs_the_drafts_alone(engine: Engine
     for session in sessions:
         session.close()
     assert pool.free == pool.total
+
+
+def test_memory_of_pages_that_nobody_has_is_given_back_and_taken_again(engine: Engine) -> None:
+    pool = engine.loaded.pool
+    assert pool.total == 64
+    for _ in range(2):
+        few, many = engine.session(), engine.session()
+        for session, n_pages in ((few, 16), (many, 20)):  # together more than a slab
+            prompt = np.resize(PROMPT, 64 * n_pages)
+            for first in range(0, len(prompt), 512):
+                engine.runner.prompt(session, prompt[first : first + 512], False, GREEDY)
+        assert pool.allocated_bytes == 64 * pool.page_bytes
+        many.close()
+        for n_pages, found in ((64, 64), (63, 32), (0, 32)):  # in the other slab `few` has pages
+            pool.trim(n_pages)
+            assert pool.allocated_bytes == found * pool.page_bytes
+        few.close()
+        pool.trim(1)
+        assert pool.allocated_bytes == 0 and pool.free == pool.total
+    assert engine.runner.prompt(engine.session(), PROMPT, True, GREEDY)

@@ -347,31 +347,21 @@ def test_what_was_planned_is_held_against_nobody() -> None:
     assert not guard.full and guard.room_bytes == 5
 
 
-class GreedyCore(FakeCore):
-    """Keeps the memory of all pages that were ever taken, as a pool does."""
-
-    most_taken = 0
-
-    def take_page(self, writer: Any) -> Any:
-        page = super().take_page(writer)
-        self.most_taken = max(self.most_taken, self.n_taken)
-        return page
-
-
 def test_a_cache_as_large_as_planned_stays_where_pages_are_never_given_back() -> None:
     clock = Clock()
     fixed, pages, cache = 850, 100 * 4 * PAGE, 10 * (BLOCK_BYTES + 2 * 4 * PAGE)
-    core = GreedyCore(counting, n_pages=(pages + cache) // (4 * PAGE), max_chunk=64)
+    core = FakeCore(counting, n_pages=(pages + cache) // (4 * PAGE), max_chunk=64)
     planned = fixed + pages + cache
     guard = Guard(
         planned + 5,
         planned,
         lambda: 0,
-        lambda: fixed + core.most_taken * core.page_bytes + core.snapshot_bytes(),
-        lambda: (core.most_taken - core.n_taken) * core.page_bytes,
+        lambda: fixed + core.n_allocated * core.page_bytes + core.snapshot_bytes(),
+        lambda: (core.n_allocated - core.n_taken) * core.page_bytes,
         clock,
     )
     bench = Bench(cache, guard=guard, core=core)
+    core.trim = lambda n_pages: None  # type: ignore[method-assign]  # as where no slab is free as a whole
     bench.ask(prompt(125 * PAGE), [], max_tokens=1)  # nearly all pages are needed once
     for first in range(200, 230):
         bench.ask(prompt(9, first), [9], max_tokens=1)
@@ -380,6 +370,17 @@ def test_a_cache_as_large_as_planned_stays_where_pages_are_never_given_back() ->
         bench.scheduler.step()
     assert bench.caching.cache.limit_bytes == cache
     assert bench.caching.cache.n_evicted > 0 and len(bench.marks()) >= 9, "it was not full"
+
+
+def test_pages_and_the_blocks_in_their_place_take_no_more_than_the_pool() -> None:
+    bench = Bench(40 * 4 * PAGE, n_pages=60)
+    bench.ask(prompt(50 * PAGE), [10 * PAGE], max_tokens=1)  # documents: nearly all pages take memory
+    assert bench.core.n_allocated == 50
+    for first in range(200, 230):  # and then short chats, of which there are mostly blocks
+        bench.ask(prompt(9, first), [9], max_tokens=1)
+    blocks = bench.core.snapshot_bytes() // bench.core.page_bytes
+    assert blocks > 10
+    assert bench.core.n_allocated + blocks <= bench.core.n_pages
 
 
 def test_the_larger_figure_counts() -> None:

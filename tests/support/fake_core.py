@@ -179,6 +179,7 @@ class FakeCore:
         resumed: The known tokens of each reply that was begun with some.
         most_blocks: Snapshots that there is memory for.
         resumes: The length of each session that was resumed from a snapshot.
+        n_allocated: Pages that take memory: those that were ever taken, until `trim` gives some back.
     """
 
     max_sequences = 64
@@ -211,7 +212,7 @@ class FakeCore:
         self.passes: list[list[list[int]]] = []
         self.rounds: list[int] = []
         self.resumed: list[tuple[int, ...]] = []
-        self.n_taken = self.n_forks = self.n_shorts = self.n_idle = 0
+        self.n_taken = self.n_allocated = self.n_forks = self.n_shorts = self.n_idle = 0
         self._free_ids = list(range(n_pages))  # a heap
         self._going: list[FakeSession] = []  # those that were started and have not come short
         self._started: set[FakeSession] = set()
@@ -223,6 +224,9 @@ class FakeCore:
 
     def pages(self, n_positions: int) -> int:
         return -(-min(n_positions + 2 * WINDOW, self.context) // PAGE)
+
+    def trim(self, n_pages: int) -> None:
+        self.n_allocated = max(self.n_taken, min(self.n_allocated, n_pages))
 
     def snapshot_pages(self) -> int:
         held = {page for snapshot in self.open_snapshots for page in snapshot.pages}
@@ -236,6 +240,7 @@ class FakeCore:
         if not self.free_pages():
             raise OutOfPages("no page is free")
         self.n_taken += 1
+        self.n_allocated = max(self.n_allocated, self.n_taken)
         return FakePage(heapq.heappop(self._free_ids), writer)
 
     def give_back(self, page: FakePage) -> None:

@@ -113,6 +113,11 @@ class PagePool:
     @property
     def allocated_bytes(self) -> int: ...
 
+    def trim(self, n_pages: int) -> None:
+        """
+        Give back memory that no page in use lies in, until at most so many pages are allocated.
+        """
+
     @property
     def of_snapshots(self) -> int:
         """Pages that snapshots have and no session."""

@@ -116,6 +116,7 @@ class Caching:
             return heard
         self._tended_s = now_s
         self.cache.thin(now_s)
+        self.keep_within()
         if self._guard is not None:
             allowed = self.cache.size_bytes + self._guard.room_bytes
             self.cache.limit_bytes = max(0, min(self._reserved_bytes, allowed))
@@ -145,10 +146,14 @@ class Caching:
         return n_pages <= self._core.snapshot_pages() + self._pages_of_blocks()
 
     def keep_within(self) -> None:
-        """Evict where sequences have taken pages in place of which there are blocks."""
+        """Evict where sequences have taken pages in place of which there are blocks.
+
+        Free pages in whose place there are blocks keep no memory: the plan has it only once.
+        """
         missing = -self.free_pages()
         if missing > 0:
             self.give_way(missing)
+        self._core.trim(self._core.n_pages - self._pages_of_blocks())
 
     def _pages_of_blocks(self) -> int:
         return -(-self._core.snapshot_bytes() // self._core.page_bytes)

@@ -188,6 +188,12 @@ class Core(Protocol):
     def free_pages(self) -> int:
         """Count the pages that nobody has; may be called while rounds run."""
 
+    def trim(self, n_pages: int) -> None:
+        """Give back memory of pages that nobody has, so that at most so many take any; from any thread.
+
+        As far as can be: the core takes memory for several pages at once, and gives it back likewise.
+        """
+
     def snapshot_pages(self) -> int:
         """Count the pages that snapshots have and no session; from any thread."""
 

@@ -67,6 +67,10 @@ class LoadedCore:
         taken = pool.total - pool.free
         return max(0, pool.allocated_bytes - taken * pool.page_bytes)
 
+    def trim(self, n_pages: int) -> None:
+        """Give back memory of free pages."""
+        self._loaded.pool.trim(max(0, n_pages))
+
     def pages(self, n_positions: int) -> int:
         """Count the pages of n positions and two windows."""
         return n_pages(min(n_positions + 2 * MAX_WINDOW, self._loaded.context))
