@@ -20,10 +20,12 @@ from flashnext.commands import main
 from flashnext.engine import spill_files as files
 from flashnext.engine.caching import Caching
 from flashnext.engine.marks import Kind, Place
+from flashnext.engine.on_disk import HANG_S
 from flashnext.engine.prefix_cache import CacheOptions
 from flashnext.engine.radix import Keys, row_keys
 from flashnext.engine.scheduler import Scheduler
-from flashnext.engine.spill import COOL_S, Spill
+from flashnext.engine.spill import COOL_S, HOPED_BYTES_PER_S, RECOVER_S, Spill
+from flashnext.errors import OutOfPages
 from support.fake_core import BLOCK_BYTES, PAGE, FakeCore
 from support.jobs import Client, add
 
@@ -42,6 +44,7 @@ class LockedCore(FakeCore):
         super().__init__(*args, **more)
         self.mutex = threading.RLock()
         self.reading: Callable[[], object] = lambda: None
+        self.calling: Callable[[str], object] = lambda name: None
 
     def __getattribute__(self, name: str) -> Any:
         found = super().__getattribute__(name)
@@ -51,6 +54,7 @@ class LockedCore(FakeCore):
         def locked(*args: Any, **more: Any) -> Any:
             if name.startswith("read"):
                 self.reading()
+            self.calling(name)
             with self.mutex:
                 return found(*args, **more)
 
@@ -62,6 +66,7 @@ class Server:
 
     Attributes:
         now_s: The time of day of the directory.
+        clock_s: Its clock that never goes back.
     """
 
     def __init__(
@@ -75,7 +80,7 @@ class Server:
         n_pages: int = 400,
     ) -> None:
         self.core = LockedCore(counting, n_pages=n_pages, max_chunk=64)
-        self.now_s = 1e9
+        self.now_s, self.clock_s = 1e9, 1e3
         self.caching = Caching(self.core, limit, time.perf_counter, CacheOptions(page=PAGE, spacing=0))
         self.spill = Spill(
             folder,
@@ -85,6 +90,7 @@ class Server:
             limit_bytes=disk,
             floor_bytes=floor,
             now=lambda: self.now_s,
+            clock_s=lambda: self.clock_s,
         )
         self.spill.bytes_per_s = 1e15  # the fake core reads faster than any disk
         self.scheduler = Scheduler(self.core, 4, caching=self.caching)
@@ -272,14 +278,33 @@ def test_files_of_another_identity_are_misses(tmp_path: Path) -> None:
     other.close()
 
 
-@pytest.mark.parametrize("wrong", [{"kind": 9}, {"kind": None}, {"cost_s": "1"}, {"pinned": 1}, {}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"kind": 9},
+        {"kind": None},
+        {"kind": [3]},
+        {"kind": {}},
+        {"kind": True},
+        {"cost_s": "1"},
+        {"cost_s": 10**400},
+        {"cost_s": float("nan")},
+        {"cost_s": -1},
+        {"pinned": 1},
+        {"more": [[[]]]},
+        {},
+    ],
+)
 def test_a_file_that_does_not_say_what_a_mark_says_is_removed_and_no_other(
-    tmp_path: Path, wrong: dict[str, Any]
+    tmp_path: Path, wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {"identity": IDENTITY, "kind": 3, "cost_s": 1.0, "pinned": False}
     rows = [row_keys(np.arange(n, dtype=np.int32)) for n in (5, 6)]
     paths = [tmp_path / files.mark_name(IDENTITY, r) for r in rows]
+    if "more" in wrong:  # deeper than a parser of JSON goes
+        monkeypatch.setattr(files.json, "dumps", lambda *args, **more: "[" * 60_000)
     files.write(paths[0], {**said, **wrong} if wrong else {"identity": IDENTITY}, rows[0], [], 0)
+    monkeypatch.undo()
     files.write(paths[1], said, rows[1], [], 0)
     server = Server(tmp_path)
     assert [path.exists() for path in paths] == [False, True]
@@ -308,6 +333,81 @@ def test_a_file_under_another_ones_name_is_no_state(tmp_path: Path, kind: str, w
     assert server.ask([*prompt(50), 900], max_tokens=1) == 0  # the fake core compares pages with the rows
     server.settle()
     assert not (tmp_path / files.mark_name(IDENTITY, ours)).exists()
+    server.close()
+
+
+@pytest.mark.parametrize("how", ["link", "pipe", "folder"])
+def test_what_is_no_file_is_not_opened(tmp_path: Path, how: str) -> None:
+    server = spilled(tmp_path / "spill")
+    server.close()
+    path = tmp_path / "spill" / files.mark_name(IDENTITY, row_keys(np.array(prompt(50), np.int32)))
+    path.rename(tmp_path / "elsewhere")
+    if how == "link":
+        path.symlink_to(tmp_path / "elsewhere")
+    elif how == "pipe":
+        os.mkfifo(path)
+    else:
+        path.mkdir()
+    server = Server(tmp_path / "spill")
+    assert server.counts.stored == 0 and (tmp_path / "elsewhere").exists()
+    assert server.ask([*prompt(50), 900]) == 0
+    server.close()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "spill"
+    folder.mkdir()
+    folder.chmod(mode)
+    with pytest.raises(files.SpillError, match=f"mode {mode:04o}.* chmod go-w it, or choose another"):
+        files.Lock(folder)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = tmp_path.stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: user + 1)
+    with pytest.raises(files.SpillError, match=f"belongs to user {user} .* alone can write"):
+        files.Lock(tmp_path)
+
+
+@pytest.mark.parametrize("error", [24, 5, 116, 13])  # too many open files, I/O, stale handle, permission
+@pytest.mark.parametrize("when", ["at a start", "while it runs"])
+@pytest.mark.parametrize("kind", ["m", "p"])
+def test_what_the_system_cannot_read_now_is_a_miss_and_stays(
+    tmp_path: Path, error: int, when: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    before = files.list_files(tmp_path)
+    size = sum(path.stat().st_size for path in before)
+    opened = os.open
+
+    def failing(path: Any, flags: int, *more: Any, **named: Any) -> int:
+        if Path(path).name.startswith(kind) and str(path).endswith(".spill"):
+            raise OSError(error, os.strerror(error))
+        return opened(path, flags, *more, **named)
+
+    with monkeypatch.context() as patch:
+        if when == "at a start":
+            server.close()
+            patch.setattr(os, "open", failing)
+            server = Server(tmp_path)
+            assert server.counts.stored_bytes == size
+        patch.setattr(os, "open", failing)
+        assert server.ask([*prompt(50), 900], cache=when == "while it runs") == 0
+        server.settle()
+        assert set(files.list_files(tmp_path)) >= set(before)
+    if when == "at a start":
+        server.close()
+        server = Server(tmp_path)
+    else:
+        assert server.counts.spill_failures == 1
+        server.caching.cache.clear()
+        assert server.ask([*prompt(50), 902], max_tokens=1) == 0, "it is asked again at once"
+        server.settle()
+        server.caching.cache.clear()
+    server.clock_s += COOL_S + 1
+    assert server.ask([*prompt(50), 901], max_tokens=1) == 50
     server.close()
 
 
@@ -352,9 +452,13 @@ def test_a_disk_with_too_little_space_is_written_nothing(tmp_path: Path) -> None
     server.spill_all()
     assert files.list_files(tmp_path) == []
     assert server.counts.spill_failures == 1, "it is tried again before it has cooled down"
-    server.now_s += COOL_S + 1
-    server.spill_all()
-    assert server.counts.spill_failures == 2
+    for n in (2, 3):
+        server.clock_s += COOL_S * 2 ** (n - 2) - 1
+        server.spill_all()
+        assert server.counts.spill_failures == n - 1, "each time it waits twice as long"
+        server.clock_s += 2
+        server.spill_all()
+        assert server.counts.spill_failures == n
     assert server.ask([*prompt(50), 900]) == 50
     server.close()
 
@@ -442,6 +546,234 @@ def test_a_cancelled_request_does_not_wait_for_the_disk(
     hangs.set()
     server.settle()
     assert server.ask([*prompt(50), 901]) == 50
+    server.close()
+
+
+def test_closing_removes_nothing_of_what_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    before = files.list_files(tmp_path)
+    hangs, begun = threading.Event(), threading.Event()
+    read = files.read
+
+    def slow(path: Path) -> Any:
+        begun.set()
+        hangs.wait(30)
+        return read(path)
+
+    monkeypatch.setattr(files, "read", slow)
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not client.job.loading:
+        server.scheduler.step()
+    assert begun.wait(30)
+    threading.Timer(0.1, hangs.set).start()
+    server.close()
+    assert files.list_files(tmp_path) == before
+    assert server.spill.counts.spill_failures == 0
+    again = Server(tmp_path)
+    assert again.ask([*prompt(50), 900]) == 50
+    again.close()
+
+
+def test_removing_files_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(tmp_path, disk=4000)
+    server.ask(prompt(60), [end(50)], max_tokens=1)
+    server.spill_all()
+    hangs, begun = threading.Event(), threading.Event()
+    remove = files.remove
+
+    def slow(path: Path) -> bool:
+        begun.set()
+        hangs.wait(30)
+        return remove(path)
+
+    monkeypatch.setattr(files, "remove", slow)
+    server.disk.ahead_bytes, server.disk._all_stored = 1 << 40, -1
+    first = 50
+    while not begun.is_set():  # the directory is full
+        server.ask(prompt(60, first), [end(50)], max_tokens=1)
+        first += 1
+        time.sleep(0.01)
+    ended = threading.Event()
+
+    def use() -> None:
+        assert server.counts.stored >= 0 and server.counts.stored_bytes > 0
+        for mark in server.caching.cache.marks:
+            server.disk.use(mark)
+        ended.set()
+
+    threading.Thread(target=use, daemon=True).start()
+    assert ended.wait(20), "it waits for a file to be removed"
+    assert not hangs.is_set()
+    hangs.set()
+    server.settle()
+    assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path)) <= 4000
+    server.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError("none"), ValueError("odd"), RuntimeError("odd")])
+@pytest.mark.parametrize("what", ["read_block", "read_page", "restore"])
+def test_whatever_fails_is_answered_and_goes_on(tmp_path: Path, error: Exception, what: str) -> None:
+    server = spilled(tmp_path)
+    before = files.list_files(tmp_path)
+    fails = [True]
+
+    def failing(name: str) -> None:
+        if fails[0] and name == what:
+            raise error
+
+    server.core.calling = failing
+    assert server.ask([*prompt(50), 900]) == (0 if what == "restore" else 50)
+    server.spill_all()
+    assert not server.disk.busy
+    assert server.counts.spill_failures >= 1 and server.caching.cache.promised_bytes == 0
+    fails[0] = False
+    server.clock_s += COOL_S + 1
+    server.ask(prompt(60, 9), [end(50)], max_tokens=1)
+    server.spill_all()
+    assert set(files.list_files(tmp_path)) > set(before)
+    server.caching.cache.clear()
+    assert server.ask([*prompt(50), 901], max_tokens=1) == 50
+    server.close()
+
+
+def test_a_mark_that_cannot_come_is_asked_for_once_by_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    n_reads = [0]
+
+    def none(*args: Any) -> Any:
+        n_reads[0] += 1
+        server.caching.cache.version += 1  # as others do that are kept and evicted
+        raise OutOfPages("sequences have them")
+
+    monkeypatch.setattr(server.spill, "_read", none)
+    assert server.ask([*prompt(50), 900]) == 0
+    assert n_reads == [1]
+    server.close()
+
+
+def test_a_disk_that_never_answers_is_not_hoped_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = spilled(tmp_path, n_pages=20)
+    clock = [time.perf_counter()]
+    server.disk._now_s = lambda: clock[0]
+    hangs = threading.Event()
+    read = files.read
+    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    cut = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not cut.job.loading:
+        server.scheduler.step()
+    server.scheduler.cancel(cut.job)
+    held = [server.core.take_page(None) for _ in range(15)]
+    waits = add(server.scheduler, prompt(100, 3), max_tokens=2)
+    for _ in range(3):
+        server.scheduler.step()
+    assert waits.items.empty()
+    clock[0] += HANG_S + 1
+    while not server.scheduler.idle:
+        server.scheduler.step()
+    assert isinstance(waits.items.get_nowait(), OutOfPages)
+    for page in held:
+        server.core.give_back(page)
+    hangs.set()
+    server.settle()
+    server.close()
+
+
+def test_a_mark_that_the_disk_has_no_room_for_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, floor=10**6)
+    disk = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: disk._replace(free=10**6 + 400))
+    n_writes = [0]
+    write = files.write
+    monkeypatch.setattr(
+        files, "write", lambda *args: (n_writes.__setitem__(0, n_writes[0] + 1), write(*args))[1]
+    )
+    server.ask(prompt(60), [end(50)], max_tokens=1)  # a page and a block fit, seven pages do not
+    server.spill_all()
+    assert n_writes == [0] and server.counts.spill_failures == 1
+    server.close()
+
+
+def test_a_lower_limit_counts_from_the_start(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    for first in range(50, 60):
+        server.ask(prompt(60, first), [end(50)], max_tokens=1)
+    server.spill_all()
+    assert server.counts.stored_bytes > 4000
+    server.close()
+    server = Server(tmp_path, disk=4000)
+    assert 0 < server.counts.stored_bytes <= 4000
+    assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path))
+    server.close()
+
+
+def test_a_directory_that_was_made_anew_is_written_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "spill"
+    server = spilled(folder)
+    shutil.rmtree(folder)
+    folder.mkdir(mode=0o700)
+    server.ask(prompt(70), [end(60)], max_tokens=1)  # shares pages with the one that is gone
+    server.spill_all()
+    marks = [path for path in files.list_files(folder) if path.name.startswith("m")]
+    assert marks
+    for path in marks:
+        rows = files.read_head(path).rows
+        assert all((folder / page).exists() for page in files.page_names(IDENTITY, rows, PAGE))
+    with pytest.raises(files.SpillBusy):
+        files.Lock(folder)
+    server.caching.cache.clear()
+    assert server.ask([*prompt(60), 900], max_tokens=1) == 60
+    server.close()
+
+
+def test_pins_on_disk_take_half_of_it_at_most(tmp_path: Path) -> None:
+    server = Server(tmp_path, disk=12000)
+    for first in range(50, 70):  # system prompts that are shared by two each
+        server.now_s += 1
+        server.ask(prompt(40, first), [end(33, Kind.SYSTEM)], max_tokens=1)
+        server.ask([*prompt(33, first), 900], [end(33, Kind.SYSTEM)], max_tokens=1)
+        server.spill_all()
+    pinned = [mark for mark in server.spill._marks.values() if mark.pinned]
+    assert 3 <= len(pinned) <= 6
+    server.now_s += 1
+    server.ask(prompt(60, 9), [end(50)], max_tokens=1)
+    server.spill_all()
+    name = files.mark_name(IDENTITY, row_keys(np.array(prompt(50, 9), np.int32)))
+    assert (tmp_path / name).exists()
+    for first in range(70, 71):  # and it is not the next to go
+        server.now_s += 1
+        server.ask(prompt(40, first), [end(33, Kind.SYSTEM)], max_tokens=1)
+        server.ask([*prompt(33, first), 900], [end(33, Kind.SYSTEM)], max_tokens=1)
+        server.spill_all()
+    assert (tmp_path / name).exists()
+    server.close()
+
+
+def test_the_time_of_day_may_be_set_back(tmp_path: Path) -> None:
+    server = Server(tmp_path, floor=1 << 60)
+    server.ask(prompt(60), [end(50)], max_tokens=1)
+    server.spill_all()
+    assert server.counts.spill_failures == 1
+    server.now_s -= 86400
+    server.clock_s += COOL_S + 1
+    server.spill_all()
+    assert server.counts.spill_failures == 2
+    server.close()
+
+
+def test_a_slow_disk_is_tried_again(tmp_path: Path) -> None:
+    server = spilled(tmp_path)
+    server.spill.bytes_per_s = 1e-3
+    assert server.ask([*prompt(50), 900], max_tokens=1) == 0
+    server.caching.cache.clear()
+    server.clock_s += 60 * RECOVER_S
+    assert server.spill.bytes_per_s == HOPED_BYTES_PER_S
+    assert server.ask([*prompt(50), 901], max_tokens=1) == 50
     server.close()
 
 

@@ -84,9 +84,9 @@ class Caching:
         return self.disk is not None and self.disk.fetch(job)
 
     @property
-    def busy(self) -> bool:
+    def going_on(self) -> bool:
         """Whether the spill directory is at work: it may hold memory, and jobs may wait for it."""
-        return self.disk is not None and self.disk.busy
+        return self.disk is not None and self.disk.going_on
 
     def wait(self, timeout_s: float) -> None:
         """Wait until the spill directory has something to tell, or somebody calls `wake`."""

@@ -37,9 +37,9 @@ def private_bytes(statm: Path = _STATM) -> int | None:
 class Guard:
     """Compares the larger of two figures with the limit: what is accounted for, and what the process has.
 
-    What was planned is never held against anybody: where the plan takes more than 85 or 95 % of the limit, the
-    cache gives way, or requests are refused, only beyond the plan. Memory that the process has and that is free
-    to be taken again does not count. May be used from any thread.
+    What was planned is never held against anybody: where the plan takes more than 85 or 95 % of the limit,
+    the cache gives way, or requests are refused, only beyond the plan. Memory that the process has and that
+    is free to be taken again does not count. May be used from any thread.
     """
 
     def __init__(

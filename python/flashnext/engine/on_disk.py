@@ -16,6 +16,9 @@ from flashnext.engine.spill import Spill, SpillCounts, Stored
 STORE_AHEAD = 4
 """Marks that would go first are written before they do: those of one part of so many of the limit."""
 
+HANG_S = 30.0
+"""What has moved no file for so long is not waited for."""
+
 PATIENCE_S = 1.0
 """How much longer than reading anew a mark may take to come from the directory."""
 
@@ -64,6 +67,7 @@ class OnDisk:
         self._wake = threading.Event()
         self._fetches: dict[KeptMark, _Fetch] = {}
         self._storing = False
+        self._moved, self._moved_s = 0, clock_s()  # files that the directory has moved, and when that was
         self._all_stored = -1  # at which version of the cache nothing was to be written
         spill.begin(
             found=lambda stored: self._tell(lambda: self._found(stored)),
@@ -81,11 +85,18 @@ class OnDisk:
         # Threads tell before they are done, so what they have told is looked at last.
         return bool(self._fetches or self._storing or self._spill.n_waiting or self._arrived)
 
+    @property
+    def going_on(self) -> bool:
+        """Whether it is busy, and not in vain: a disk may never answer."""
+        return self.busy and self._now_s() - self._moved_s < HANG_S
+
     def tend(self) -> bool:
         """Hear what has been told, and hand in what is to be written; whether there was anything to hear."""
         heard = bool(self._arrived)
         while self._arrived:
             self._arrived.popleft()()
+        if heard or not self.busy or self._moved != self._spill.n_moved:
+            self._moved, self._moved_s = self._spill.n_moved, self._now_s()
         heard |= self._lose_patience()
         self._store_next()
         return heard
@@ -131,7 +142,7 @@ class OnDisk:
     def _pays(self, mark: KeptMark) -> bool:
         """Whether a mark comes sooner than its rows are read."""
         seconds = self._cache.bytes_of(mark.n) / self._spill.bytes_per_s
-        return mark.value.stored and seconds < mark.value.cost_s
+        return mark.value.stored and self._spill.readable and seconds < mark.value.cost_s
 
     def _fetch(self, mark: KeptMark) -> bool:
         """Have a mark come, and keep room for it; False where there is none."""
@@ -158,6 +169,9 @@ class OnDisk:
     def _fetched(self, mark: KeptMark, keys: Keys, snapshot: Snapshot | None, has: bool) -> None:
         fetch = self._fetches.pop(mark)
         self._cache.promised_bytes -= fetch.n_bytes
+        if snapshot is None:  # else one that fails again and again would be waited for again and again
+            for job in fetch.jobs:
+                job.patient = False
         _release(fetch)
         if snapshot is not None:
             kept = mark.value  # it may be out of the tree by now

@@ -190,7 +190,7 @@ class Scheduler:
             self._read_warm([jobs[i] for i in step.round])
         elif step.round:
             self._go_on([jobs[i] for i in step.round])
-        elif self._caching.busy:  # somebody waits for it, or it holds the pages that somebody lacks
+        elif self._caching.going_on:  # somebody waits for it, or it holds the pages that somebody lacks
             if self._running or self._waiting:
                 self._caching.wait(LOADING_S)
         else:

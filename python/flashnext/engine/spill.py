@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import math
+import os
 import threading
 import time
 from collections import Counter
@@ -24,7 +27,19 @@ from flashnext.errors import FlashnextError
 _log = logging.getLogger("flashnext.engine")
 
 COOL_S = 30.0
-"""After a failed write, how long nothing is written."""
+"""After a failed write, how long nothing is written; twice as long after each further one. Reads likewise."""
+
+MOST_COOL_S = 3600.0
+"""How long that is at most."""
+
+PINNED_SHARE = 0.5
+"""Part of the limit in which pinned marks go last; the others of them go like any other."""
+
+HOPED_BYTES_PER_S = 1e9
+"""How fast marks are thought to come back where nothing else is known."""
+
+RECOVER_S = 60.0
+"""In so many seconds without a read, what the directory is thought to give doubles."""
 
 FLOOR_BYTES = 1 << 30
 """Free space of the disk that is left alone."""
@@ -49,8 +64,26 @@ class Stored:
     pinned: bool
 
 
+class _Ended(FlashnextError):
+    """What was being read or written is of no use any more; nothing is wrong with the directory."""
+
+
+@dataclass
+class _Cool:
+    """A pause after failures, longer with each in a row; by a clock that never goes back."""
+
+    until_s: float = float("-inf")
+    n_in_a_row: int = 0
+
+    def fail(self, now_s: float) -> None:
+        """Begin a pause."""
+        self.until_s = now_s + min(MOST_COOL_S, COOL_S * 2.0**self.n_in_a_row)
+        self.n_in_a_row = min(self.n_in_a_row + 1, 20)
+
+
 @dataclass
 class _File:
+    rows: Keys = field(repr=False)
     size_bytes: int
     pages: list[str]
     pinned: bool
@@ -72,9 +105,10 @@ class Spill:
     """A directory of marks. Files are read and written by two threads of its own; nothing waits for them.
 
     Its methods may be called from any thread; `found`, `forgotten` and what else is told comes from its own.
+    Only the writer's thread writes and removes files, and none is touched while a lock is held.
 
     Attributes:
-        bytes_per_s: How fast marks came back lately.
+        n_moved: Files that were read and written; whoever waits sees by it that something goes on.
     """
 
     def __init__(
@@ -87,6 +121,7 @@ class Spill:
         limit_bytes: int,
         floor_bytes: int = FLOOR_BYTES,
         now: Callable[[], float] = time.time,
+        clock_s: Callable[[], float] = time.monotonic,
     ) -> None:
         """Take the directory.
 
@@ -97,33 +132,37 @@ class Spill:
             page: Rows of a page.
             limit_bytes: Most that all files take.
             floor_bytes: Free space of the disk that is left alone.
-            now: The time of day, in Unix seconds.
+            now: The time of day, in Unix seconds, by which files are used.
+            clock_s: A clock that never goes back, by which pauses end.
 
         Raises:
             SpillBusy: Another process has it.
             SpillError: It cannot be used.
         """
         self._folder, self._core, self._identity, self._page = folder, core, identity, page
-        self._limit_bytes, self._floor_bytes, self._now = limit_bytes, floor_bytes, now
+        self._limit_bytes, self._floor_bytes = limit_bytes, floor_bytes
+        self._now, self._clock_s = now, clock_s
         self._lock_file = files.Lock(folder)
         self._mutex = threading.Lock()
         self._marks: dict[str, _File] = {}
         self._pages: dict[str, int] = {}  # their sizes
         self._needed = Counter[str]()  # how many marks need a page
+        self._doomed: dict[str, int] = {}  # sizes of files that are to be removed
+        self._n_bytes = 0  # of all of them, and of files that could not be looked at
         self._writer, self._reader = Helper("flashnext-spill"), Helper("flashnext-restore")
         self._closed = False
-        self._cool_until = 0.0
+        self._writes, self._reads = _Cool(), _Cool()
         self._warned = False
         self._n_spilled = self._n_restored = self._n_failures = 0
-        self.bytes_per_s = 1e9
+        self._rate, self._rated_s = HOPED_BYTES_PER_S, clock_s()
+        self.n_moved = 0
 
     @property
     def counts(self) -> SpillCounts:
-        """What it holds and has done."""
-        with self._mutex:
-            return SpillCounts(
-                len(self._marks), self._size(), self._n_spilled, self._n_restored, self._n_failures
-            )
+        """What it holds and has done; waits for nothing."""
+        return SpillCounts(
+            len(self._marks), self._n_bytes, self._n_spilled, self._n_restored, self._n_failures
+        )
 
     @property
     def n_waiting(self) -> int:
@@ -133,7 +172,22 @@ class Spill:
     @property
     def ready(self) -> bool:
         """Whether a mark may be handed in to be written."""
-        return not self._closed and not self._writer.n_waiting and self._now() >= self._cool_until
+        return not self._closed and not self._writer.n_waiting and self._clock_s() >= self._writes.until_s
+
+    @property
+    def readable(self) -> bool:
+        """Whether marks can be read, as far as is known."""
+        return not self._closed and self._clock_s() >= self._reads.until_s
+
+    @property
+    def bytes_per_s(self) -> float:
+        """How fast marks come back: as they did lately, and better the longer ago that was."""
+        quiet = min(60.0, (self._clock_s() - self._rated_s) / RECOVER_S)
+        return max(self._rate, min(HOPED_BYTES_PER_S, self._rate * math.pow(2.0, quiet)))
+
+    @bytes_per_s.setter
+    def bytes_per_s(self, rate: float) -> None:
+        self._rate, self._rated_s = rate, self._clock_s()
 
     def begin(self, found: Callable[[Stored], None], forgotten: Callable[[Keys], None]) -> None:
         """Look through the directory, in the background.
@@ -142,8 +196,8 @@ class Spill:
             found: Told each mark that there is.
             forgotten: Told the rows of each mark that is removed to make room for others, or was damaged.
         """
-        self._forgotten = forgotten
-        self._writer.call(lambda: self._scan(found))
+        self._found, self._forgotten = found, forgotten
+        self._writer.call(self._scan)
 
     def store(self, mark: Stored, snapshot: Snapshot, done: Callable[[bool, bool], None]) -> None:
         """Write a mark.
@@ -189,65 +243,117 @@ class Spill:
 
     # --- in the writer's thread
 
-    def _scan(self, found: Callable[[Stored], None]) -> None:
+    def _scan(self) -> None:
         try:
             for entry, pages in files.scan(self._folder, self._identity, self._page):
                 if self._closed:
                     return
-                header = entry.header
-                stored = Stored(
-                    entry.rows,
-                    Kind(header["kind"]),
-                    float(header["cost_s"]),
-                    max(0.0, self._now() - entry.used),
-                    bool(header["pinned"]),
-                )
-                with self._mutex:
-                    self._marks[entry.name] = _File(entry.size_bytes, pages, stored.pinned, entry.used)
-                    self._needed.update(pages)
-                    for name in pages:
-                        if name not in self._pages:
-                            self._pages[name] = (self._folder / name).stat().st_size
-                found(stored)
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            self._fail(error)
+                self._take(entry, pages)
+            self._count_others()
+            with suppress(files.NoRoom):  # of what could not be looked at
+                self._make_room(0, "")
+        except Exception as error:  # whatever it is, what was found stays
+            self._fail(error, self._writes)
+
+    def _take(self, entry: files.Entry, pages: list[str]) -> None:
+        """Take in a mark that the directory has."""
+        header, sizes = entry.header, dict[str, int]()
+        for name in pages:
+            if name not in self._pages:
+                try:
+                    sizes[name] = (self._folder / name).stat().st_size
+                except OSError:
+                    return
+        age_s = max(0.0, self._now() - entry.used)
+        kind, cost_s, pinned = Kind(header["kind"]), float(header["cost_s"]), header["pinned"]
+        with self._mutex:
+            self._marks[entry.name] = _File(entry.rows, entry.size_bytes, pages, pinned, entry.used)
+            self._needed.update(pages)
+            self._pages.update(sizes)
+            self._n_bytes += entry.size_bytes + sum(sizes.values())
+        self._found(Stored(entry.rows, kind, cost_s, age_s, pinned))
+
+    def _count_others(self) -> None:
+        """Count the files that are left and could not be looked at: they take space all the same."""
+        for path in files.list_files(self._folder):
+            if path.name not in self._marks and path.name not in self._pages:
+                with suppress(OSError):
+                    size = path.stat().st_size
+                    with self._mutex:
+                        self._n_bytes += size
 
     def _store(self, mark: Stored, snapshot: Snapshot, done: Callable[[bool, bool], None]) -> None:
         names = files.page_names(self._identity, mark.rows, self._page)
-        written = ever = False
-        with self._mutex:
-            self._needed.update(names)  # so that none of them is removed meanwhile
+        written, ever = False, True
         try:
-            self._write(mark, snapshot, names)
+            self._hold()
+            with self._mutex:
+                self._needed.update(names)  # so that none of them is removed meanwhile
+            try:
+                self._write(mark, snapshot, names)
+            except BaseException:
+                with self._mutex:
+                    self._release(names)
+                raise
             written = True
+            self._writes.n_in_a_row = 0
         except files.NoRoom as error:
             ever = self._size_of(mark, names, whole=True) <= self._limit_bytes
-            self._fail(error if ever else None)
-        except (OSError, FlashnextError) as error:
-            ever = True
-            # One that has been evicted meanwhile has failed nobody.
-            self._fail(None if self._closed or not isinstance(error, OSError) else error)
-        except Exception as error:  # whatever it is, the next one is handed in only after an answer
-            self._fail(error)
-        if not written:
-            with self._mutex:
-                self._release(names)
-        done(written, ever)
+            if ever:
+                self._fail(error, self._writes)
+        except (OSError, files.SpillError) as error:
+            if not self._closed:
+                self._fail(error, self._writes)
+        except FlashnextError:  # it was evicted meanwhile, which has failed nobody
+            pass
+        except Exception as error:
+            self._fail(error, self._writes)
+        finally:  # whatever it was, the next one is handed in only after an answer
+            self._sweep()
+            done(written, ever)
+
+    def _hold(self) -> None:
+        """See that the directory is the one that was taken; else forget all, and take what is there now.
+
+        Raises:
+            OSError: There is none.
+            SpillError: It cannot be used.
+        """
+        if self._lock_file.held:
+            return
+        with self._mutex:
+            gone = list(self._marks.values())
+            for kept in (self._marks, self._pages, self._needed, self._doomed):
+                kept.clear()
+            self._n_bytes = 0
+        for mark in gone:
+            self._forgotten(mark.rows)
+        if not self._folder.is_dir():  # whoever removed it does not want it made again
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
+        lock = files.Lock(self._folder)
+        self._lock_file.release()
+        self._lock_file = lock
+        self._scan()
 
     def _write(self, mark: Stored, snapshot: Snapshot, names: Sequence[str]) -> None:
         name = files.mark_name(self._identity, mark.rows)
         if self._size_of(mark, names, whole=True) > self._limit_bytes:  # before others are removed for it
             raise files.NoRoom(f"{self._folder}: a mark of {len(mark.rows)} rows does not fit --spill-limit")
-        self._make_room(self._size_of(mark, names, whole=False), name)
+        n_bytes = self._size_of(mark, names, whole=False)
+        over = max(0, self._n_bytes + n_bytes - self._limit_bytes)  # that comes free before it is written
+        files.require_space(self._folder, n_bytes - over, self._floor_bytes)
+        self._make_room(n_bytes, name)
         for index, page in enumerate(names):
             if self._closed:
-                raise files.SpillError("the directory is given back")
+                raise _Ended("the directory is given back")
             if page not in self._pages:
                 data = self._core.read_page(snapshot, index)
                 told = {"identity": self._identity, "name": page}
                 size = files.write(self._folder / page, told, mark.rows[:0], [data], self._floor_bytes)
                 with self._mutex:
                     self._pages[page] = size
+                    self._n_bytes += size - self._doomed.pop(page, 0)
+                self.n_moved += 1
         header = {
             "identity": self._identity,
             "kind": int(mark.kind),
@@ -257,10 +363,17 @@ class Spill:
         state = [self._core.read_block(snapshot), self._core.read_page(snapshot, len(names))]
         size = files.write(self._folder / name, header, mark.rows, state, self._floor_bytes)
         with self._mutex:
-            if (before := self._marks.get(name)) is not None:
+            before = self._marks.pop(name, None)
+            had = before.size_bytes if before is not None else self._doomed.pop(name, 0)
+            self._n_bytes += size - had
+            if before is not None:
                 self._release(before.pages)
-            self._marks[name] = _File(size, list(names), mark.pinned, self._now())
+            self._marks[name] = _File(mark.rows, size, list(names), mark.pinned, self._now())
             self._n_spilled += 1
+            spoilt = any(page not in self._pages for page in names)
+        self.n_moved += 1
+        if spoilt:  # one of its pages was found damaged meanwhile
+            self._forget(name)
 
     def _size_of(self, mark: Stored, names: Sequence[str], *, whole: bool) -> int:
         missing = [name for name in names if whole or name not in self._pages]
@@ -273,15 +386,46 @@ class Spill:
         Raises:
             NoRoom: There is not so much.
         """
+        self._sweep()
+        with self._mutex:
+            last = self._go_last() if self._n_bytes + n_bytes > self._limit_bytes else set()
         while True:
             with self._mutex:
-                if self._size() + n_bytes <= self._limit_bytes:
+                if self._n_bytes + n_bytes <= self._limit_bytes:
                     return
                 able = [other for other in self._marks if other != name]
-                least = min(able, key=lambda n: (self._marks[n].pinned, self._marks[n].used), default=None)
+                least = min(able, key=lambda n: (n in last, self._marks[n].used), default=None)
             if least is None:
                 raise files.NoRoom(f"{self._folder}: {n_bytes} bytes do not fit --spill-limit")
             self._forget(least)
+            self._sweep()
+
+    def _go_last(self) -> set[str]:
+        """Name the pinned marks that were used last and fit the part of the limit that is theirs."""
+        held, pages, size = set[str](), set[str](), 0
+        pinned = ((name, mark) for name, mark in self._marks.items() if mark.pinned)
+        for name, mark in sorted(pinned, key=lambda one: -one[1].used):
+            more = set(mark.pages) - pages
+            size += mark.size_bytes + sum(self._pages.get(page, 0) for page in more)
+            if size > self._limit_bytes * PINNED_SHARE:
+                break
+            held.add(name)
+            pages |= more
+        return held
+
+    def _sweep(self) -> None:
+        """Remove the files that nobody needs any more, where the directory is the one that was taken."""
+        try:
+            if not self._lock_file.held:
+                return
+        except OSError:
+            return
+        with self._mutex:
+            names = list(self._doomed)
+        for name in names:
+            if files.remove(self._folder / name) or not os.path.lexists(self._folder / name):
+                with self._mutex:
+                    self._n_bytes -= self._doomed.pop(name, 0)
 
     # --- in the reader's thread
 
@@ -297,20 +441,23 @@ class Spill:
         try:
             began = time.perf_counter()
             made, n_bytes = self._read(name, rows, shared, n_shared)
-            rate = n_bytes / max(1e-6, time.perf_counter() - began)
-            self.bytes_per_s += 0.3 * (rate - self.bytes_per_s)
+            rate, before = n_bytes / max(1e-6, time.perf_counter() - began), self.bytes_per_s
+            self.bytes_per_s = before + 0.3 * (rate - before)
             with self._mutex:
                 self._n_restored += 1
-        except (files.SpillError, OSError) as error:  # a file; whoever needs it does without from now on
+            self._reads.n_in_a_row = 0
+        except (files.SpillError, FileNotFoundError) as error:  # its files: whoever needs it does without
             self._fail(error)
             self._forget(name)
             has = False
-        except FlashnextError:  # no memory now, or the pages that were to be shared are gone
+        except (
+            FlashnextError
+        ):  # no memory now, it is given back, or the pages that were to be shared are gone
             pass
-        except Exception as error:  # whatever it is, somebody waits for an answer
-            self._fail(error)
-            has = False
-        done(made, has)
+        except Exception as error:  # of the system, which passes; the files may be as good as ever
+            self._fail(error, self._reads)
+        finally:  # whatever it was, somebody waits for an answer
+            done(made, has)
 
     def _read(self, name: str, rows: Keys, shared: Snapshot | None, n_shared: int) -> tuple[Snapshot, int]:
         core, page_bytes, n_bytes = self._core, self._core.page_bytes, 0
@@ -331,8 +478,9 @@ class Spill:
                 piece = names[at : at + max(1, SPILL_PIECE_BYTES // page_bytes)]
                 for page in piece:
                     if self._closed:
-                        raise files.SpillError("the directory is given back")
+                        raise _Ended("the directory is given back")
                     pages.append(self._read_page(page))
+                    self.n_moved += 1
                 at += len(piece)
                 n_bytes += len(piece) * page_bytes
                 last = at == len(names)
@@ -353,12 +501,17 @@ class Spill:
         path = self._folder / name
         try:
             entry, data = files.read(path)
-            told = entry.header.get("identity"), entry.header.get("name")  # its rows, which it has not, name it
+            told = (
+                entry.header.get("identity"),
+                entry.header.get("name"),
+            )  # its rows, which it has not, name it
             if told != (self._identity, name) or data.nbytes != self._core.page_bytes:
                 raise files.SpillError(f"{path}: of another state than its name says")
-        except (files.SpillError, OSError):
+        except (files.SpillError, FileNotFoundError):
             with self._mutex:
                 needing = [mark for mark, file in self._marks.items() if name in file.pages]
+                if (size := self._pages.pop(name, None)) is not None:
+                    self._doomed[name] = size
             for mark in needing:
                 self._forget(mark)
             raise
@@ -366,37 +519,32 @@ class Spill:
 
     # ---
 
-    def _size(self) -> int:
-        return sum(mark.size_bytes for mark in self._marks.values()) + sum(self._pages.values())
-
     def _forget(self, name: str) -> None:
-        """Remove a mark, and the pages that no other one needs."""
-        path = self._folder / name
-        rows: Keys | None = None
-        with suppress(files.SpillError, OSError):
-            rows = files.read_head(path).rows
-        files.remove(path)
+        """Have a mark removed, and the pages that no other one needs."""
         with self._mutex:
             mark = self._marks.pop(name, None)
-            if mark is not None:
-                self._release(mark.pages)
-        if rows is not None:
-            self._forgotten(rows)
+            if mark is None:
+                return
+            self._doomed[name] = mark.size_bytes
+            self._release(mark.pages)
+        self._forgotten(mark.rows)
+        self._writer.call(self._sweep)
 
     def _release(self, names: Sequence[str]) -> None:
+        """Need pages no more, with the mutex held; `_sweep` removes those that nobody does."""
         for name in names:
             self._needed[name] -= 1
             if self._needed[name] <= 0:
                 del self._needed[name]
-                if self._pages.pop(name, None) is not None:
-                    files.remove(self._folder / name)
+                if (size := self._pages.pop(name, None)) is not None:
+                    self._doomed[name] = size
 
-    def _fail(self, error: Exception | None) -> None:
-        if error is None:
-            return
+    def _fail(self, error: Exception, cool: _Cool | None = None) -> None:
+        """Count a failure, and begin a pause after it."""
         with self._mutex:
             self._n_failures += 1
-        self._cool_until = self._now() + COOL_S
+        if cool is not None:
+            cool.fail(self._clock_s())
         if not self._warned:
             self._warned = True
             _log.warning(

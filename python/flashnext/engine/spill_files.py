@@ -18,9 +18,11 @@ import json
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,6 +39,7 @@ _NAME = re.compile(r"[mp]-[0-9a-f]{32}\.spill")
 _TEMPORARY = re.compile(r"[mp]-[0-9a-f]{32}\.spill\.\d+\.tmp")
 _LOCK = "lock"
 _MOST_HEADER_BYTES = 1 << 16
+_MOST_COST_S = 1e9
 
 
 class SpillError(FlashnextError):
@@ -96,11 +99,14 @@ class Lock:
 
         Raises:
             SpillBusy: Another process has it.
-            SpillError: The directory cannot be made or written.
+            SpillError: The directory cannot be made or written, or others can write there.
         """
+        self._path = folder / _LOCK
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _require_own(folder)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            self._file = os.open(self._path, flags, 0o600)
         except OSError as error:
             raise SpillError(f"{folder}: cannot be used: {error.strerror}; choose another folder") from None
         try:
@@ -110,6 +116,19 @@ class Lock:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise SpillBusy(f"{folder}: another process uses it; give each server its own") from None
             raise SpillError(f"{folder}: cannot be locked: {error.strerror}") from None
+
+    @property
+    def held(self) -> bool:
+        """Whether the directory at this path is still the one that was taken.
+
+        Raises:
+            OSError: That cannot be seen.
+        """
+        try:
+            there, ours = os.stat(self._path, follow_symlinks=False), os.fstat(self._file)
+        except FileNotFoundError:
+            return False
+        return os.path.samestat(there, ours)
 
     def release(self) -> None:
         """Give it back; the system does so too when the process ends in whatever way."""
@@ -145,6 +164,20 @@ def remove(path: Path) -> bool:
     return True
 
 
+def require_space(folder: Path, n_bytes: int, floor_bytes: int) -> None:
+    """See that a disk has room.
+
+    Raises:
+        NoRoom: It would have less than `floor_bytes` left.
+        OSError: That cannot be seen.
+    """
+    free = shutil.disk_usage(folder).free
+    if free - n_bytes < floor_bytes:
+        raise NoRoom(
+            f"{folder}: {free} bytes are free, {n_bytes} are needed, and {floor_bytes} are to stay free"
+        )
+
+
 def write(path: Path, header: dict[str, Any], rows: Keys, payload: Sequence[Bytes], floor_bytes: int) -> int:
     """Write a file beside its place and rename it; returns its size.
 
@@ -157,9 +190,7 @@ def write(path: Path, header: dict[str, Any], rows: Keys, payload: Sequence[Byte
     text = json.dumps(told, separators=(",", ":")).encode()
     head = b"".join((MAGIC, len(text).to_bytes(4, "little"), text, rows.astype("<i8").tobytes()))
     size = len(head) + n_payload + 2 * _HASH_BYTES
-    free = shutil.disk_usage(path.parent).free
-    if free - size < floor_bytes:
-        raise NoRoom(f"{path.parent}: {free} bytes are free, and {floor_bytes} are to stay so")
+    require_space(path.parent, size, floor_bytes)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "xb", opener=_private) as file:
@@ -185,7 +216,7 @@ def read_head(path: Path) -> Entry:
         SpillError: It is damaged, or not a file of this kind.
         OSError: It cannot be read.
     """
-    with open(path, "rb") as file:
+    with _opened(path) as file:
         return _head(path, file)[0]
 
 
@@ -196,7 +227,7 @@ def read(path: Path) -> tuple[Entry, Bytes]:
         SpillError: It is damaged, or not a file of this kind.
         OSError: It cannot be read.
     """
-    with open(path, "rb") as file:
+    with _opened(path) as file:
         entry, digest = _head(path, file)
         payload = np.empty(entry.header["payload"], np.uint8)
         if file.readinto(payload.data) != payload.nbytes:
@@ -218,8 +249,10 @@ def is_mark(entry: Entry) -> bool:
     header = entry.header
     return (
         len(entry.rows) > 0
-        and header.get("kind") in set(Kind)
+        and type(header.get("kind")) is int
+        and header["kind"] in set(Kind)
         and type(header.get("cost_s")) in (int, float)
+        and 0 <= header["cost_s"] <= _MOST_COST_S
         and type(header.get("pinned")) is bool
     )
 
@@ -227,11 +260,13 @@ def is_mark(entry: Entry) -> bool:
 def scan(folder: Path, identity: str, page: int) -> Iterator[tuple[Entry, list[str]]]:
     """Read what marks there are, and remove what is of no use; the payloads are not read.
 
+    What the system does not let us read now is left alone, and with it all pages, which it may need.
+
     Yields:
         Each mark whose files are all there, with the names of its pages.
     """
     remove_leftovers(folder)
-    there, needed = {path.name for path in list_files(folder)}, set[str]()
+    there, needed, all_read = {path.name for path in list_files(folder)}, set[str](), True
     for name in sorted(name for name in there if name.startswith("m")):
         try:
             entry = read_head(folder / name)
@@ -242,14 +277,19 @@ def scan(folder: Path, identity: str, page: int) -> Iterator[tuple[Entry, list[s
                 and name == mark_name(identity, entry.rows)
                 and there.issuperset(names)
             )
-        except (SpillError, OSError):
+        except FileNotFoundError:
+            continue
+        except (OSError, MemoryError):
+            all_read = False
+            continue
+        except Exception:  # whatever it has in it, the others are looked at
             good = False
         if good:
             needed.update(names)
             yield entry, names
         else:
             remove(folder / name)
-    for name in there:
+    for name in there if all_read else ():
         if name.startswith("p") and name not in needed:
             remove(folder / name)
 
@@ -262,11 +302,12 @@ def listed(folder: Path) -> tuple[list[Entry], int]:
     """
     try:
         paths = list_files(folder)
-        n_bytes = sum(path.stat().st_size for path in paths)
     except OSError as error:
         raise SpillError(f"{folder}: cannot be read: {error.strerror}") from None
-    marks = []
+    marks, n_bytes = [], 0
     for path in paths:
+        with suppress(OSError):  # a server may have removed it
+            n_bytes += path.stat().st_size
         if path.name.startswith("m"):
             with suppress(SpillError, OSError):
                 mark = read_head(path)
@@ -309,9 +350,9 @@ def _head(path: Path, file: BinaryIO) -> tuple[Entry, Any]:
         if type(n_rows) is not int or type(n_payload) is not int:
             raise TypeError
         expected = len(start) + n + 8 * n_rows + n_payload + 2 * _HASH_BYTES
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise SpillError(f"{path}: its header cannot be read") from None
-    if not 0 <= n_rows <= status.st_size or status.st_size != expected:
+    if not 0 <= n_rows <= status.st_size or n_payload < 0 or status.st_size != expected:
         raise SpillError(f"{path}: {status.st_size} bytes, expected {expected}")
     raw = file.read(8 * n_rows)
     digest = _digest(start, text, raw)
@@ -326,6 +367,36 @@ def _digest(*parts: bytes) -> Any:
     for part in parts:
         digest.update(part)
     return digest
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BufferedReader]:
+    """Open a file of a directory to read it, and nothing but a file: a link or a pipe could be anything."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise SpillError(f"{path}: is no file") from None
+        raise
+    with open(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise SpillError(f"{path}: is no file")
+        yield file
+
+
+def _require_own(folder: Path) -> None:
+    """See that nobody else can put states into a directory: their checksums say nothing of who wrote them.
+
+    Raises:
+        SpillError: Somebody can.
+    """
+    status = folder.stat()
+    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        mode = stat.S_IMODE(status.st_mode)
+        raise SpillError(
+            f"{folder}: belongs to user {status.st_uid} with mode {mode:04o}, expected one that this user "
+            f"({os.geteuid()}) alone can write; chmod go-w it, or choose another folder"
+        )
 
 
 def _private(path: str, flags: int) -> int:
