@@ -191,8 +191,9 @@ def test_pinned_marks_go_last_and_those_to_be_spared_before_nothing_else() -> No
     other = add(kept, [3] * 8, cost_s=50.0)
     assert system is not None and spared is not None
     assert not system.value.pinned
-    kept.use(system, 0.0)
-    assert system.value.pinned
+    for behind, pinned in (([7, 7], False), ([7, 7, 8], False), ([], False), ([7, 8], True)):
+        kept.use(system, keys(behind), 0.0)  # others begin with it once one goes on otherwise
+        assert system.value.pinned is pinned
     assert order_of_going(kept, [spared]) == [other, system, spared]
 
 
@@ -201,8 +202,36 @@ def test_pins_take_no_more_than_their_part() -> None:
     marks = [add(kept, [i] * 8, Kind.SYSTEM, cost_s=i) for i in range(1, 7)]
     for mark in marks:
         assert mark is not None
-        kept.use(mark, 0.0)
+        kept.use(mark, keys([1]), 0.0)
+        kept.use(mark, keys([2]), 0.0)
     assert [mark.value.pinned for mark in marks if mark] == [False, False, False, True, True, True]
+
+
+def test_the_conversation_that_made_a_system_prompt_does_not_pin_it() -> None:
+    kept = cache()
+    sequence = Sequence_()
+    sequence.read([1] * 8)
+    mark = kept.insert(keys([1] * 8), Kind.SYSTEM, sequence.snapshot(8), 1.0, 0.0, keys([5, 6]))
+    assert mark is not None
+    for _ in range(3):
+        kept.use(mark, keys([5, 6, 7]), 0.0)
+        assert not mark.value.pinned
+    kept.use(mark, keys([5, 7]), 0.0)
+    assert mark.value.pinned
+
+
+def test_what_is_on_its_way_does_not_keep_a_smaller_cache_from_shrinking() -> None:
+    kept = cache()
+    for i in range(1, 5):
+        add(kept, [i] * 8)
+    kept.promised_bytes = 3 * (BLOCK_BYTES + 2 * PAGE_BYTES)
+    kept.limit_bytes = kept.size_bytes
+    assert not kept.make_room(kept.limit_bytes, 0.0) and len(kept.marks) == 4, "evicted in vain"
+    kept.make_room(0, 0.0)
+    assert kept.size_bytes + kept.promised_bytes <= kept.limit_bytes and len(kept.marks) == 1
+    kept.limit_bytes = kept.promised_bytes - 1
+    kept.make_room(0, 0.0)
+    assert kept.size_bytes == 0
 
 
 def test_nothing_is_kept_beyond_the_limit() -> None:
@@ -362,7 +391,7 @@ def test_the_cache_is_a_dictionary_of_all_prefixes(operations: list[tuple[str, i
         if what == "insert":
             insert(kept, oracle, snapshots, rows, rng, float(now_s))
         elif what == "use" and (mark := kept.find(keys(rows))):
-            kept.use(mark, float(now_s))
+            kept.use(mark, keys(rows[mark.n :]), float(now_s))
             oracle.marks[tuple(rows[: mark.n])].used_s = float(now_s)
         elif what == "give way":
             gone = oracle.evict(float(now_s), None)

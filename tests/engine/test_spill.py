@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -302,7 +303,7 @@ def test_a_file_that_does_not_say_what_a_mark_says_is_removed_and_no_other(
     rows = [row_keys(np.arange(n, dtype=np.int32)) for n in (5, 6)]
     paths = [tmp_path / files.mark_name(IDENTITY, r) for r in rows]
     if "more" in wrong:  # deeper than a parser of JSON goes
-        monkeypatch.setattr(files.json, "dumps", lambda *args, **more: "[" * 60_000)
+        monkeypatch.setattr(json, "dumps", lambda *args, **more: "[" * 60_000)
     files.write(paths[0], {**said, **wrong} if wrong else {"identity": IDENTITY}, rows[0], [], 0)
     monkeypatch.undo()
     files.write(paths[1], said, rows[1], [], 0)
@@ -687,7 +688,7 @@ def test_a_mark_that_the_disk_has_no_room_for_is_not_begun(
 ) -> None:
     server = Server(tmp_path, floor=10**6)
     disk = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(files.shutil, "disk_usage", lambda path: disk._replace(free=10**6 + 400))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=10**6 + 400))
     n_writes = [0]
     write = files.write
     monkeypatch.setattr(

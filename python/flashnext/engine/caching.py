@@ -12,7 +12,7 @@ from flashnext.engine.job import Job
 from flashnext.engine.marks import Kind, Place
 from flashnext.engine.on_disk import OnDisk
 from flashnext.engine.prefix_cache import CacheOptions, KeptMark, PrefixCache
-from flashnext.engine.radix import Keys
+from flashnext.engine.radix import Keys, row_keys
 from flashnext.engine.spill import Spill
 from flashnext.errors import DeviceError, InvalidArgument, OutOfMemory, OutOfPages
 
@@ -207,7 +207,8 @@ class Caching:
                 if not self.cache.give_way(self._now_s(), [hit]):
                     break
             else:
-                self.cache.use(hit, self._now_s())
+                behind = tokens[hit.n : hit.n + self.cache.options.page]
+                self.cache.use(hit, row_keys(behind), self._now_s())
                 if self.disk is not None:
                     self.disk.use(hit)
                 return session
@@ -267,7 +268,9 @@ class Caching:
         for place, snapshot in zip(places, snapshots, strict=False):
             if snapshot is not None:
                 cost_s = read_s + (place.n - n_read) * row_s
-                kept = self.cache.insert(keys[: place.n], place.kind, snapshot, cost_s, self._now_s())
+                kept = self.cache.insert(
+                    keys[: place.n], place.kind, snapshot, cost_s, self._now_s(), keys[place.n :]
+                )
                 deepest = place.n if kept else deepest
         return deepest
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from flashnext.checkpoint.config import PAGE_TOKENS
 from flashnext.engine.core import Snapshot
 from flashnext.engine.marks import Kind, Place
-from flashnext.engine.radix import Keys, Mark, RadixTree
+from flashnext.engine.radix import Keys, Mark, RadixTree, shared_rows
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ class Kept:
         storable: Whether it may get it: it fits there, and was not removed there since it was used.
         pinned: Whether it goes after all that are not.
         pin_stored: Whether the spill directory knows of that.
+        behind: The rows that lay behind it, up to a page, in the prompt that it was made for; None where
+            nobody knows.
     """
 
     kind: Kind
@@ -64,6 +66,7 @@ class Kept:
     storable: bool = True
     pinned: bool = False
     pin_stored: bool = False
+    behind: Keys | None = field(default=None, repr=False)
 
 
 KeptMark = Mark[Kept]
@@ -161,11 +164,24 @@ class PrefixCache:
 
     # --- what is added
 
-    def use(self, mark: KeptMark, now_s: float) -> None:
-        """Take note that a prompt goes on from a mark; a system prompt that others begin with is pinned."""
-        mark.value.used_s, mark.value.storable = now_s, True
-        if mark.value.kind == Kind.SYSTEM and not mark.value.pinned:
-            mark.value.pinned = True
+    def use(self, mark: KeptMark, behind: Keys, now_s: float) -> None:
+        """Take note that a prompt goes on from a mark; a system prompt that others begin with is pinned.
+
+        Args:
+            mark: Where it goes on.
+            behind: What the prompt has behind it, of which a page is looked at. One that goes on like the
+                prompt for which the mark was made is the same conversation, and says nothing of others.
+            now_s: The time.
+        """
+        kept = mark.value
+        kept.used_s, kept.storable = now_s, True
+        behind = behind[: self.options.page]
+        if kept.kind != Kind.SYSTEM or kept.pinned:
+            return
+        if kept.behind is None:
+            kept.behind = behind.copy()
+        elif shared_rows(kept.behind, behind) < min(len(kept.behind), len(behind)):
+            kept.pinned = True
             self._limit_pinned(now_s)
 
     def wanted(self, keys: Keys, places: Sequence[Place]) -> tuple[Place, ...]:
@@ -200,7 +216,13 @@ class PrefixCache:
         return tuple(sorted(picked, key=lambda place: place.n))
 
     def insert(
-        self, keys: Keys, kind: Kind, snapshot: Snapshot, cost_s: float, now_s: float
+        self,
+        keys: Keys,
+        kind: Kind,
+        snapshot: Snapshot,
+        cost_s: float,
+        now_s: float,
+        behind: Keys | None = None,
     ) -> KeptMark | None:
         """Keep a snapshot, which is the cache's from now on; closed where it is not kept.
 
@@ -210,6 +232,7 @@ class PrefixCache:
             snapshot: Of the state behind them.
             cost_s: What reading them took.
             now_s: The time.
+            behind: What the prompt has behind them, of which a page is looked at.
         """
         assert len(keys) == snapshot.n
         self.version += 1
@@ -223,6 +246,8 @@ class PrefixCache:
             kept.snapshot, kept.pages = snapshot, snapshot.page_ids
             self._memory[mark] = None
             self._pages.update(kept.pages)
+        if kept.behind is None and behind is not None:
+            kept.behind = behind[: self.options.page].copy()
         kept.kind, kept.used_s = max(kept.kind, kind), max(kept.used_s, now_s)
         self.make_room(0, now_s, keep={mark})
         if self.size_bytes > self.limit_bytes or len(self._memory) > self.options.most_marks:
@@ -256,12 +281,13 @@ class PrefixCache:
     def make_room(self, n_bytes: int, now_s: float, keep: Collection[KeptMark] = ()) -> bool:
         """Evict until so many more bytes stay within the limit; whether they do.
 
-        Nothing is evicted in vain: where not even an empty cache had the room, all stays.
+        Nothing is evicted in vain: where not even an empty cache had the room, all stays. Room for nothing is
+        never in vain: what is there gives way for what has been promised.
         """
-        n_bytes += self.promised_bytes
-        if n_bytes > self.limit_bytes:
+        more = n_bytes + self.promised_bytes
+        if n_bytes and more > self.limit_bytes:
             return False
-        while self.size_bytes + n_bytes > self.limit_bytes or (
+        while self.size_bytes + more > self.limit_bytes or (
             len(self._memory) > self.options.most_marks - (n_bytes > 0)
         ):
             mark = self._least_useful(now_s, keep)
@@ -387,11 +413,13 @@ class PrefixCache:
     def _limit_pinned(self, now_s: float) -> None:
         """Let go of the least useful pins where pinned marks take more than their part."""
         pinned = [mark for mark in self._memory if mark.value.pinned]
-        pinned.sort(key=lambda mark: self.usefulness(mark, now_s))
-        for mark in pinned:
-            held = [other for other in pinned if other.value.pinned]
-            pages = {page for other in held for page in other.value.pages}
-            size = len(held) * self._block_bytes + len(pages) * self._page_bytes
-            if size <= self.limit_bytes * self.options.pinned_share:
+        pages = Counter(page for mark in pinned for page in mark.value.pages)
+        most = self.limit_bytes * self.options.pinned_share
+        size = len(pinned) * self._block_bytes + len(pages) * self._page_bytes
+        for mark in sorted(pinned, key=lambda mark: self.usefulness(mark, now_s)):
+            if size <= most:
                 break
             mark.value.pinned = False
+            pages.subtract(mark.value.pages)
+            alone = sum(pages[page] == 0 for page in mark.value.pages)
+            size -= self._block_bytes + alone * self._page_bytes
