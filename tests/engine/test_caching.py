@@ -258,6 +258,29 @@ def test_a_request_that_cannot_be_admitted_anyway_costs_nobody_a_mark() -> None:
     assert cached(first) == cached(second) == 0
 
 
+def test_a_request_does_not_lose_its_own_mark_for_pages_that_are_not_enough() -> None:
+    bench = Bench(n_pages=100, max_running=2)
+    bench.ask(prompt(60 * PAGE), [60 * PAGE], max_tokens=1, stops=())
+    first = bench.add(prompt(28 * PAGE, 2), max_tokens=60, cache=False)
+    while first.job.unread:
+        bench.scheduler.step()
+    second = bench.add(prompt(80 * PAGE), max_tokens=1)
+    run(bench.scheduler)
+    assert first.events()[-1].finish_reason == second.events()[-1].finish_reason == "length"
+    assert bench.core.resumes == [60 * PAGE]
+
+
+def test_a_request_that_fits_only_without_its_own_mark_is_admitted() -> None:
+    bench = Bench(n_pages=62, max_running=2)
+    bench.core.block_bytes = 10 * bench.core.page_bytes
+    bench.caching.cache._block_bytes = bench.core.block_bytes
+    bench.core.snapshot_bytes = lambda: len(bench.core.open_snapshots) * bench.core.block_bytes  # type: ignore[method-assign]
+    bench.ask(prompt(30 * PAGE), [30 * PAGE], max_tokens=1)
+    second = bench.add(prompt(60 * PAGE), max_tokens=1)
+    run(bench.scheduler)
+    assert second.events()[-1].finish_reason == "length"
+
+
 def test_blocks_take_pages_from_what_is_free() -> None:
     bench = Bench()
     bench.ask(prompt(40), [10, 20, 30, 40])

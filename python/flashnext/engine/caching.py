@@ -129,21 +129,31 @@ class Caching:
         """Count the pages that may be taken: the pool has some in place of which there are blocks."""
         return self._core.free_pages() - self._pages_of_blocks()
 
-    def give_way(self, n_pages: int, spare: Collection[KeptMark] = ()) -> bool:
+    def give_way(
+        self, n_pages: int, spare: Collection[KeptMark] = (), stay: Collection[KeptMark] = ()
+    ) -> bool:
         """Evict the least useful marks until so many more pages are free.
+
+        Args:
+            n_pages: How many.
+            spare: Marks that go last.
+            stay: Marks that do not go.
 
         Returns:
             Whether anything was evicted.
         """
         enough = self.free_pages() + n_pages
         gave = False
-        while self.free_pages() < enough and self.cache.give_way(self._now_s(), spare):
+        while self.free_pages() < enough and self.cache.give_way(self._now_s(), spare, stay):
             gave = True
         return gave
 
-    def can_give(self, n_pages: int) -> bool:
-        """Whether so many pages would come free if all marks gave way."""
-        return n_pages <= self._core.snapshot_pages() + self._pages_of_blocks()
+    def can_give(self, n_pages: int, stay: Collection[KeptMark] = ()) -> bool:
+        """Whether so many pages would come free if all marks gave way but those that stay."""
+        pages = {page for mark in stay for page in mark.value.pages}
+        n_blocks = sum(mark.value.snapshot is not None for mark in stay)
+        blocks = self._pages_of(self._core.snapshot_bytes() - n_blocks * self._core.block_bytes)
+        return n_pages <= self._core.snapshot_pages() - len(pages) + blocks
 
     def keep_within(self) -> None:
         """Evict where sequences have taken pages in place of which there are blocks.
@@ -156,7 +166,10 @@ class Caching:
         self._core.trim(self._core.n_pages - self._pages_of_blocks())
 
     def _pages_of_blocks(self) -> int:
-        return -(-self._core.snapshot_bytes() // self._core.page_bytes)
+        return self._pages_of(self._core.snapshot_bytes())
+
+    def _pages_of(self, n_bytes: int) -> int:
+        return -(-n_bytes // self._core.page_bytes)
 
     # --- going on from a mark
 

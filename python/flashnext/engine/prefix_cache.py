@@ -296,13 +296,20 @@ class PrefixCache:
             self._evict(mark)
         return True
 
-    def give_way(self, now_s: float, spare: Collection[KeptMark] = ()) -> bool:
+    def give_way(
+        self, now_s: float, spare: Collection[KeptMark] = (), stay: Collection[KeptMark] = ()
+    ) -> bool:
         """Evict the least useful mark; those to be spared only where there are no others.
+
+        Args:
+            now_s: The time.
+            spare: Those.
+            stay: Marks that are not evicted.
 
         Returns:
             Whether there was one.
         """
-        mark = self._least_useful(now_s, spare) or self._least_useful(now_s, ())
+        mark = self._least_useful(now_s, {*spare, *stay}) or self._least_useful(now_s, stay)
         if mark is not None:
             self._evict(mark)
         return mark is not None

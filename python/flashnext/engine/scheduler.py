@@ -212,9 +212,12 @@ class Scheduler:
             running = [self._as_running(job, forks) for job in self._running]
             limits = self._limits()
             short = shortage(waiting, running, limits)
-            # Running sequences get whatever there is; a request that waits only what is enough for it.
-            n = max(short.running, short.waiting if self._caching.can_give(short.waiting) else 0)
-            if not n or not (self._warm.give_way() or self._caching.give_way(n, self._hits())):
+            # Running sequences get whatever there is; a request that waits only what is enough for it, and
+            # not the marks that those who come next go on from, unless nobody else will ever give any.
+            hits = self._hits()
+            stay = () if short.running or not self._running else hits
+            n = short.running or (short.waiting if self._caching.can_give(short.waiting, stay) else 0)
+            if not n or not (self._warm.give_way() or self._caching.give_way(n, hits, stay)):
                 return next_step(waiting, running, limits, self._costs)
 
     def _hits(self) -> set[KeptMark]:
