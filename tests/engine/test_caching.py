@@ -474,6 +474,37 @@ def test_a_history_is_read_beside_replies_but_not_beside_prompts() -> None:
     assert bench.core.rounds.count(1) >= 59
 
 
+def test_a_history_that_yields_early_copies_nothing_and_reads_nothing_twice() -> None:
+    bench = Bench(max_chunk=8, max_running=2, spacing=40)
+    bench.scheduler.add_warm(history(prompt(60)))
+    for first in range(200, 206):  # somebody comes after each chunk
+        bench.scheduler.step()
+        bench.add([first, 5, 6, 7], max_tokens=1, cache=False)
+        while bench.scheduler._waiting or bench.scheduler._running:
+            bench.scheduler.step()
+    run(bench.scheduler)
+    read = [token for chunk in bench.core.chunks if len(chunk) != 4 or chunk[0] < 200 for token in chunk]
+    assert read == prompt(60)
+    assert bench.marks() == [40, 60], "a mark where it was put off"
+    bench.check_books()
+
+
+def test_a_history_is_held_only_while_there_is_room_for_its_sequence() -> None:
+    bench = Bench(max_chunk=8, max_running=2, spacing=40)
+    bench.scheduler.add_warm(history(prompt(60)))
+    bench.scheduler.step()
+    assert len(bench.core.open_sessions) == 1
+    clients = [bench.add(prompt(30, first), max_tokens=5) for first in (200, 201)]
+    most = 0
+    while not all(client.job.ended for client in clients):
+        bench.scheduler.step()
+        most = max(most, len(bench.core.open_sessions))
+    assert most == 2
+    run(bench.scheduler)
+    assert 60 in bench.marks()
+    bench.check_books()
+
+
 def test_a_history_gives_its_pages_up_before_anybody_waits() -> None:
     bench = Bench(n_pages=14, max_chunk=8, max_running=2)
     bench.scheduler.add_warm(history(prompt(90)))

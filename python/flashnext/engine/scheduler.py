@@ -165,7 +165,7 @@ class Scheduler:
             self._land_rounds(self._device(self._going, self._core.take))
             return
         if self._waiting or any(job.unread for job in self._running):
-            self._warm.yield_now()
+            self._warm.yield_now(hold=len(self._running) + len(self._waiting) < self._max_running)
         # Sessions are made of others with nothing in flight, and who came short is left out until another
         # start.
         if self._going and (self._short or self._next_fork() or self._next_resumed()):
@@ -214,10 +214,12 @@ class Scheduler:
             short = shortage(waiting, running, limits)
             # Running sequences get whatever there is; a request that waits only what is enough for it, and
             # not the marks that those who come next go on from, unless nobody else will ever give any.
+            if (short.running or short.waiting) and self._warm.give_way():
+                continue
             hits = self._hits()
             stay = () if short.running or not self._running else hits
             n = short.running or (short.waiting if self._caching.can_give(short.waiting, stay) else 0)
-            if not n or not (self._warm.give_way() or self._caching.give_way(n, hits, stay)):
+            if not n or not self._caching.give_way(n, hits, stay):
                 return next_step(waiting, running, limits, self._costs)
 
     def _hits(self) -> set[KeptMark]:

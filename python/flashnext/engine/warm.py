@@ -57,6 +57,7 @@ class WarmPasses:
         self._caching = caching
         self._queue: deque[WarmPass] = deque(maxlen=MOST_WAITING)
         self._taps: tuple[Place, ...] = ()  # of the chunk that is being read
+        self._put_off = False  # since it was read last
         self.n_done = self.n_put_off = 0
 
     @property
@@ -73,7 +74,13 @@ class WarmPasses:
     def next(self) -> bool:
         """Find the next one that keeps anything, and begin to read it; False where there is none."""
         while self._queue:
-            if self._queue[0].session is not None or self._begin(self._queue[0]):
+            warm = self._queue[0]
+            if warm.session is not None and not self._put_off:
+                return True
+            if warm.session is not None and self._keeps_anything(warm, warm.n_kept):
+                return True  # it was held
+            self._close(warm)
+            if self._begin(warm):
                 return True
             self._queue.popleft()
         return False
@@ -82,6 +89,7 @@ class WarmPasses:
         """Give the next tokens of the one that `next` has begun."""
         warm = self._queue[0]
         assert warm.session is not None
+        self._put_off = False
         tokens = warm.tokens[warm.n_read : warm.n_read + n_rows]
         self._taps = self._caching.taps(warm.keys, warm.places, warm.n_read, len(tokens), None)
         marks = tuple(place.n - warm.n_read for place in self._taps)
@@ -110,17 +118,26 @@ class WarmPasses:
         self._close(warm)
         self._queue.popleft()
 
-    def yield_now(self) -> None:
-        """Make room for requests: keep what has been read, and go on from there another time.
+    def yield_now(self, hold: bool) -> None:
+        """Make room for requests, and go on another time from where it stands.
 
-        Nothing may be in flight.
+        What has been read is kept where there is as much of it as lies between marks: a copy takes time, for
+        which they wait. Less than that is held, or else read again. Nothing may be in flight.
+
+        Args:
+            hold: Whether the session may stay: `give_way` gets its pages when somebody needs them.
         """
-        if self._queue and (session := self._queue[0].session) is not None:
-            warm = self._queue[0]
-            if warm.n_read - warm.n_kept >= LEAST_NEW:
-                self._caching.keep_end(session, warm.keys[: warm.n_read], warm.read_s)
-            self._close(warm)
+        if not self._queue or (session := self._queue[0].session) is None:
+            return
+        warm = self._queue[0]
+        if not self._put_off:
+            self._put_off = True
             self.n_put_off += 1
+            if warm.n_read - warm.n_kept >= max(LEAST_NEW, self._caching.cache.options.spacing):
+                kept = self._caching.keep_end(session, warm.keys[: warm.n_read], warm.read_s)
+                warm.n_kept = max(warm.n_kept, kept)
+        if not hold or warm.n_kept >= warm.n_read:
+            self._close(warm)
 
     def give_way(self) -> bool:
         """Give up the one that is being read; whether there was one."""
@@ -139,9 +156,7 @@ class WarmPasses:
         """Begin to read a history, from the deepest mark both share; False where that would keep nothing."""
         cache, n = self._caching.cache, len(warm.tokens)
         hit = cache.deepest(warm.keys)
-        if cache.find_mark(warm.keys) is not None:  # also where the spill directory alone has it
-            return False
-        if n - (hit.n if hit is not None else 0) < LEAST_NEW or not cache.wanted(warm.keys, warm.places):
+        if not self._keeps_anything(warm, hit.n if hit is not None else 0):
             return False
         in_memory = hit is not None and hit.value.snapshot is not None
         shared = (hit.n - 1) // cache.options.page if hit is not None and in_memory else 0
@@ -157,6 +172,13 @@ class WarmPasses:
             return False
         warm.session, warm.n_kept = session, warm.n_read
         return True
+
+    def _keeps_anything(self, warm: WarmPass, n_read: int) -> bool:
+        """Whether it pays to read a history from somewhere on."""
+        cache = self._caching.cache
+        if cache.find_mark(warm.keys) is not None:  # also where the spill directory alone has it
+            return False
+        return len(warm.tokens) - n_read >= LEAST_NEW and bool(cache.wanted(warm.keys, warm.places))
 
     def _close(self, warm: WarmPass) -> None:
         if warm.session is not None:
