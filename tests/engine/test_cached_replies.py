@@ -195,6 +195,7 @@ def test_a_process_that_takes_too_much_refuses_and_recovers(
     guard = engine._guard
     used = [guard.refuse_bytes + 1]
     monkeypatch.setattr(guard, "_footprint", lambda: used[0])
+    monkeypatch.setattr(guard, "_idle", lambda: 0)
     time.sleep(0.3)
     with pytest.raises(MemoryShort, match="try again later") as caught:
         engine.submit("x")

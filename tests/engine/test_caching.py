@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from flashnext.engine.caching import TEND_S, Caching
 from flashnext.engine.guard import Guard
-from flashnext.engine.marks import Kind, Place
+from flashnext.engine.marks import LEAST, LEAST_NEW, Kind, Place
 from flashnext.engine.prefix_cache import CacheOptions
 from flashnext.engine.reply import Chat, Said
 from flashnext.engine.scheduler import Scheduler
-from flashnext.engine.warm import LEAST_NEW, WarmPass
+from flashnext.engine.warm import WarmPass
 from flashnext.errors import DeviceError, OutOfMemory
 from support.fake_core import BLOCK_BYTES, PAGE, FakeCore
 from support.jobs import END, Client, add, run
@@ -48,12 +48,14 @@ class Bench:
         least_shared: int = 0,
         guard: Guard | None = None,
         core: FakeCore | None = None,
+        least: int = 0,
+        least_new: int = 1,
     ) -> None:
         self.core = core or FakeCore(counting, n_pages=n_pages, max_chunk=max_chunk)
         self.core.least_shared = least_shared
         self.core.prompt_equals_window = equal
         self.clock = Clock()
-        options = CacheOptions(page=PAGE, spacing=spacing)
+        options = CacheOptions(page=PAGE, spacing=spacing, least=least, least_new=least_new)
         self.caching = Caching(self.core, limit, self.clock, options, guard)
         self.scheduler = Scheduler(self.core, max_running, clock_s=self.clock, caching=self.caching)
 
@@ -136,17 +138,31 @@ def test_the_next_turn_goes_on_from_the_end_of_the_reply() -> None:
 
 def test_a_reply_that_a_stop_string_ends_is_kept_with_what_was_drawn_beyond() -> None:
     bench = Bench()
-    bench.core.script = lambda prompt: [311, 356, 401, 446, 311, 356, 401, 446, 500, 501, 502, END]
-    bench.core.accepted = 3
-    probe = bench.add(prompt(20), max_tokens=1, n_drafts=0)
+    script = [311, 356, 401, 446, 500, 501, 502, END]
+    bench.core.script = lambda prompt: script[1:]
+    probe = bench.add(prompt(20), max_tokens=1)
     run(bench.scheduler)
     word = "".join(event.text for event in probe.events())
+    bench.core.script = lambda prompt: script
+    bench.core.accepted = 3
     client = bench.add(prompt(20, 5), stops=(word,), max_tokens=50, n_drafts=3)
     run(bench.scheduler)
-    assert client.events()[-1].finish_reason == "stop"
+    events = client.events()
+    assert events[-1].finish_reason == "stop" and [i for e in events for i in e.token_ids] == script[:2]
     bench.check_books()
-    n = max(bench.marks())
-    assert n >= 20
+    # That round drew three tokens more, and the one in flight behind it the others.
+    bench.core.script = counting
+    assert bench.ask([*prompt(20, 5), *script[:7], 7], max_tokens=1) == 27
+
+
+@pytest.mark.parametrize(
+    ("n_prompt", "n_reply", "kept"),
+    [(60, LEAST_NEW + 1, True), (60, LEAST_NEW, False), (10, LEAST - 10, False), (10, LEAST - 9, True)],
+)
+def test_the_end_of_a_reply_is_kept_where_it_saves_enough(n_prompt: int, n_reply: int, kept: bool) -> None:
+    bench = Bench(least=LEAST, least_new=LEAST_NEW)
+    bench.ask(prompt(n_prompt), [n_prompt], max_tokens=n_reply)
+    assert bench.marks() == [n_prompt, n_prompt + n_reply - 1][: 1 + kept]
 
 
 def test_what_rounds_made_is_not_kept_where_prompts_are_computed_in_another_way() -> None:

@@ -82,7 +82,9 @@ class Server:
     ) -> None:
         self.core = LockedCore(counting, n_pages=n_pages, max_chunk=64)
         self.now_s, self.clock_s = 1e9, 1e3
-        self.caching = Caching(self.core, limit, time.perf_counter, CacheOptions(page=PAGE, spacing=0))
+        self.caching = Caching(
+            self.core, limit, time.perf_counter, CacheOptions(page=PAGE, spacing=0, least=0, least_new=1)
+        )
         self.spill = Spill(
             folder,
             self.core,

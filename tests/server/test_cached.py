@@ -84,6 +84,7 @@ def test_a_process_short_of_memory_says_when_to_come_again(monkeypatch: pytest.M
     try:
         guard = server.engine._guard
         monkeypatch.setattr(guard, "_footprint", lambda: guard.refuse_bytes + 1)
+        monkeypatch.setattr(guard, "_idle", lambda: 0)
         monkeypatch.setattr(guard, "_looked_s", float("-inf"))
         body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2}
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"

@@ -307,7 +307,9 @@ class Run:
     def _start(self) -> Scheduler:
         """Make a scheduler, with what the directory has."""
         rng, core = self.rng, self.core
-        options = CacheOptions(spacing=rng.choice([0, 0, 40]), half_life_s=rng.choice([0.01, 600]))
+        options = CacheOptions(
+            spacing=rng.choice([0, 0, 40]), half_life_s=rng.choice([0.01, 600]), least=0, least_new=1
+        )
         caching = Caching(core, self.limit_bytes, time.perf_counter, options)
         if self.folder is not None:
             spill = Spill(

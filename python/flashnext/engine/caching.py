@@ -245,7 +245,7 @@ class Caching:
         if not due:
             return ()
         base = self.cache.deepest(keys[:n_read])
-        n_base = base.n if base is not None and base.value.snapshot is not None else 0
+        n_base = base.n if base is not None else 0
         keep = {mark for mark in (hit, base) if mark is not None}
         chosen: list[Place] = []
         for place in sorted(due, key=lambda place: (-place.kind, -place.n)):
@@ -287,6 +287,18 @@ class Caching:
                 deepest = place.n if kept else deepest
         return deepest
 
+    def pays(self, keys: Keys) -> bool:
+        """Whether the end of a reply saves enough to be kept: a copy of the state holds up all rounds.
+
+        Args:
+            keys: Of all its rows.
+        """
+        options = self.cache.options
+        if len(keys) < options.least or not self.cache.limit_bytes:
+            return False
+        base = self.cache.deepest(keys)
+        return len(keys) - (base.n if base is not None else 0) >= options.least_new
+
     def keep_end(self, session: Session, keys: Keys, cost_s: float) -> int:
         """Keep where a session stands: at the end of a reply, or of a pass that is given up.
 
@@ -299,7 +311,7 @@ class Caching:
             How many rows are kept; 0 for none.
         """
         base = self.cache.deepest(keys)
-        n_base = base.n if base is not None and base.value.snapshot is not None else 0
+        n_base = base.n if base is not None else 0
         keep = {base} if base is not None else set()
         if len(keys) == n_base or not self.cache.make_room(
             self.cache.bytes_of(len(keys) - n_base), self._now_s(), keep

@@ -15,6 +15,10 @@ LEAST = 32
 """Tokens that a mark saves at least: a state is not kept for fewer."""
 
 
+LEAST_NEW = 8
+"""Tokens that a history, or the end of a reply, lies behind the deepest mark at least, to be kept too."""
+
+
 class Kind(enum.IntEnum):
     """What speaks for a mark; of two at one place the greater counts."""
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from flashnext.checkpoint.config import PAGE_TOKENS
 from flashnext.engine.core import Snapshot
-from flashnext.engine.marks import Kind, Place
+from flashnext.engine.marks import LEAST, LEAST_NEW, Kind, Place
 from flashnext.engine.radix import Keys, Mark, RadixTree, shared_rows
 
 
@@ -28,6 +28,8 @@ class CacheOptions:
         half_life_s: What a mark is worth halves in so many seconds without use.
         thin_s: The spacing of marks doubles in so many seconds without use.
         most_marks: Marks in memory.
+        least: Rows before the end of a reply that is kept, at least.
+        least_new: Rows that it lies behind the deepest mark, at least.
         pinned_share: Part of the limit that pinned marks may take.
     """
 
@@ -37,6 +39,8 @@ class CacheOptions:
     thin_s: float = 900.0
     most_marks: int = 4096
     pinned_share: float = 0.5
+    least: int = LEAST
+    least_new: int = LEAST_NEW
 
 
 @dataclass(eq=False)

@@ -21,7 +21,7 @@ from flashnext.engine.marks import Place
 from flashnext.engine.policy import Costs, Limits, Running, Step, Waiting, chunk_rows, next_step, shortage
 from flashnext.engine.prefix_cache import KeptMark
 from flashnext.engine.prefixes import Prefix, find_prefix
-from flashnext.engine.radix import row_keys
+from flashnext.engine.radix import Keys, row_keys
 from flashnext.engine.warm import WarmPass, WarmPasses
 from flashnext.errors import DeviceError, OutOfPages
 
@@ -544,8 +544,8 @@ class Scheduler:
         """
         session = job.session
         # Where the two classes differ, what rounds made is nobody else's.
-        kept = job.cache and self._caching.cache.limit_bytes > 0 and self._core.prompt_equals_window
-        if kept and session is not None:
+        kept = job.cache and self._core.prompt_equals_window
+        if session is not None and kept and self._caching.pays(_rows(job, beyond)[:-1]):
             self._by_session.pop(session)
             self._ending[session] = _Ending(job, beyond)
             job.session = None
@@ -555,8 +555,7 @@ class Scheduler:
         """Keep the states of replies that have ended. Nothing may be in flight."""
         for session, (job, beyond) in list(self._ending.items()):
             if keep:
-                tokens = np.array([*job.token_ids, *beyond], np.int32)
-                keys = row_keys(np.concatenate([job.prompt, tokens]))
+                keys = _rows(job, beyond)
                 cost_s = job.read_s + (len(keys) - len(job.feed)) * self._costs.row_ms / 1e3
                 self._caching.keep_end(session, keys, cost_s)
             session.close()
@@ -583,6 +582,11 @@ class Scheduler:
     def _changed(self) -> None:
         self._stale = True
         self._n_changes += 1
+
+
+def _rows(job: Job, beyond: Sequence[int]) -> Keys:
+    """Name the rows of a prompt, its reply and what was drawn beyond."""
+    return row_keys(np.concatenate([job.prompt, np.array([*job.token_ids, *beyond], np.int32)]))
 
 
 def _rank(job: Job) -> tuple[bool, int]:

@@ -8,15 +8,12 @@ from dataclasses import dataclass, field
 
 from flashnext.engine.caching import Caching
 from flashnext.engine.core import ChunkPart, Core, Landed, Session, Tokens
-from flashnext.engine.marks import Place
+from flashnext.engine.marks import LEAST_NEW, Place
 from flashnext.engine.radix import Keys, row_keys
 from flashnext.errors import OutOfMemory
 
 MOST_WAITING = 16
 """Histories that wait to be read; beyond them the oldest is left out."""
-
-LEAST_NEW = 8
-"""Tokens that a pass reads at least: for fewer it is left out."""
 
 
 @dataclass(eq=False)
@@ -158,8 +155,7 @@ class WarmPasses:
         hit = cache.deepest(warm.keys)
         if not self._keeps_anything(warm, hit.n if hit is not None else 0):
             return False
-        in_memory = hit is not None and hit.value.snapshot is not None
-        shared = (hit.n - 1) // cache.options.page if hit is not None and in_memory else 0
+        shared = (hit.n - 1) // cache.options.page if hit is not None else 0
         if self._core.pages(n) - shared > self._caching.free_pages():
             return False
         try:
