@@ -25,6 +25,17 @@ def test_an_identity_changes_with_a_files_content_its_time_and_the_config(tmp_pa
         file.write(bytes([byte[0] ^ 1]))
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
     changed = identity(open_checkpoint(folder))
+    with weights.open("r+b") as file:  # and where no sample lies
+        file.seek(status.st_size // 64 // 2 + 4096)
+        byte = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte[0] ^ 1]))
+    os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns))
+    between = identity(open_checkpoint(folder))
+    other = weights.with_name("other")
+    shutil.copy2(weights, other)
+    other.replace(weights)
+    copied = identity(open_checkpoint(folder))
     os.utime(weights, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
     touched = identity(open_checkpoint(folder))
-    assert len({before, changed, touched}) == 3
+    assert len({before, changed, between, copied, touched}) == 5

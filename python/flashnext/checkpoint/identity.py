@@ -13,8 +13,9 @@ _SAMPLES, _SAMPLE_BYTES = 64, 4096
 def identity(checkpoint: Checkpoint) -> str:
     """Hash a checkpoint: 64 hexadecimal digits, which differ where its weights may.
 
-    The config, where each tensor lies, and of each file name, size, time of change and samples spread over
-    it. A copy of the same files with other times counts as another checkpoint.
+    The config, where each tensor lies, and of each file name, size, both times of change, inode and samples
+    spread over it. Times of modification may be set, and often are alike in images and copies; those of the
+    inode cannot. So a copy of the same files counts as another checkpoint, which costs a cache and no reply.
 
     Raises:
         CheckpointError: A file can no longer be read.
@@ -25,7 +26,8 @@ def identity(checkpoint: Checkpoint) -> str:
         try:
             with path.open("rb") as file:
                 status = path.stat()
-                digest.update(repr((path.name, status.st_size, status.st_mtime_ns)).encode())
+                times = status.st_mtime_ns, status.st_ctime_ns
+                digest.update(repr((path.name, status.st_size, status.st_ino, *times)).encode())
                 for i in range(_SAMPLES):
                     file.seek(status.st_size * i // _SAMPLES)
                     digest.update(file.read(_SAMPLE_BYTES))
