@@ -113,6 +113,12 @@ def plan(parser: argparse.ArgumentParser) -> Run:
         help="for cached prefixes, taken before sequences get theirs; 0 for none (default auto)",
     )
     parser.add_argument(
+        "--spill-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="as of the server: what is on its way to and from the disk counts; the folder is left alone",
+    )
+    parser.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
         default="bfloat16",
@@ -173,6 +179,7 @@ def plan(parser: argparse.ArgumentParser) -> Run:
                 dtype=args.dtype,
                 round_rows=args.round_rows,
                 ngram_table=args.ngram_table,
+                spill=args.spill_dir is not None,
                 prefix_cache_bytes=None if args.prefix_cache is None else int(args.prefix_cache * GIB),
                 load_limit_bytes=None if args.load_limit is None else int(args.load_limit * GIB),
             ),

@@ -89,6 +89,18 @@ def test_plan_is_the_one_that_the_engine_makes(
         assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(engine.plan.to_json()))
 
 
+def test_a_plan_with_a_spill_directory_is_the_servers(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plans = []
+    for more in ([], ["--spill-dir", str(tmp_path / "none")]):
+        assert commands.main(["plan", "--json", *more]) == 0
+        plans.append(json.loads(capsys.readouterr().out))
+    without, made = (plan["margin_bytes"] for plan in plans)
+    assert made >= without + 3 * plans[1]["snapshot_bytes"]
+    assert not (tmp_path / "none").exists()
+
+
 def test_plan_refuses_in_one_sentence_what_does_not_fit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
