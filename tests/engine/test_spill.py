@@ -466,18 +466,45 @@ def test_a_disk_with_too_little_space_is_written_nothing(tmp_path: Path) -> None
     server.close()
 
 
-def test_a_full_disk_leaves_no_half_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("n_bytes", range(0, 1300, 130))
+def test_a_disk_that_gets_full_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int
+) -> None:
+    """In the middle of whatever is being written; pages of the mark that are whole by then go again."""
     server = Server(tmp_path)
+    left = [n_bytes]
 
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def opened(path: Any, mode: str, **more: Any) -> Any:
+        file = open(path, mode, buffering=0, **more)  # noqa: SIM115
+        write = file.write
 
+        def limited(data: Any) -> int:
+            part = memoryview(data)[: left[0]]
+            left[0] -= part.nbytes
+            write(part)
+            if part.nbytes < memoryview(data).nbytes:
+                raise OSError(28, os.strerror(28))
+            return part.nbytes
+
+        class Limited:
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *args: object) -> None:
+                file.close()
+
+        Limited.write = staticmethod(limited)  # type: ignore[attr-defined]
+        return Limited()
+
+    server.ask(prompt(60), [end(50)], max_tokens=1)
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", full)
-        server.ask(prompt(60), [end(20), end(50)])
+        patch.setattr(files, "open", opened, raising=False)
         server.spill_all()
     assert [p.name for p in tmp_path.iterdir()] == ["lock"]
-    assert server.counts.spill_failures == 1
+    assert (server.counts.spill_failures, server.counts.stored_bytes) == (1, 0)
+    server.clock_s += COOL_S + 1
+    server.evict_all()
+    assert server.ask([*prompt(50), 900], max_tokens=1) == 50
     server.close()
 
 

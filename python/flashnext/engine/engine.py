@@ -220,33 +220,37 @@ class Engine:
         self._loops = threading.local()  # each thread's mailbox, for the event loop that it runs
         self.parallel = self.plan.parallel
         self.warnings: tuple[str, ...] = ()
+        self._caches = self.plan.prefix_cache_bytes > 0
+        spill = self._open_spill(checkpoint, core, spill_dir, spill_limit_bytes)
         self._guard = _guard(self.plan, core, lambda: scheduler.n_running)
         caching = Caching(core, self.plan.prefix_cache_bytes, time.perf_counter, guard=self._guard)
         scheduler = Scheduler(core, self.parallel, gap_ms, caching=caching)
         thread = self._thread = EngineThread(scheduler)
-        self._caches = self.plan.prefix_cache_bytes > 0
         self._histories = Histories(
             self.template, self.context, lambda warm: thread.call(lambda scheduler: scheduler.add_warm(warm))
         )
-        if spill_dir is not None and not self._caches:
-            self.warnings += (f"{spill_dir}: there is no prefix cache, so nothing is written there",)
-        elif spill_dir is not None:
-            try:
-                spill = Spill(
-                    Path(spill_dir),
-                    core,
-                    f"{identity(checkpoint)} {core.identity()}",
-                    page=PAGE_TOKENS,
-                    limit_bytes=spill_limit_bytes,
-                )
-            except SpillError as error:
-                self.warnings += (f"the prefix cache goes without its spill directory: {error}",)
-            else:
-                thread.call(lambda scheduler: caching.attach(spill, lambda: thread.call(_nothing)))
+        if spill is not None:
+            thread.call(lambda scheduler: caching.attach(spill, lambda: thread.call(_nothing)))
         # Also at exit: the thread must not be inside the core while the interpreter is taken down.
         self._finalizer = weakref.finalize(
             self, _close, self._thread, self._histories, self._process, _EXIT_TIMEOUT_S
         )
+
+    def _open_spill(
+        self, checkpoint: Checkpoint, core: LoadedCore, folder: str | Path | None, limit_bytes: int
+    ) -> Spill | None:
+        """Take the spill directory, if there is to be one; where it cannot be used, a warning says so."""
+        if folder is None:
+            return None
+        if not self._caches:
+            self.warnings += (f"{folder}: there is no prefix cache, so nothing is written there",)
+            return None
+        name = f"{identity(checkpoint)} {core.identity()}"
+        try:
+            return Spill(Path(folder), core, name, page=PAGE_TOKENS, limit_bytes=limit_bytes)
+        except SpillError as error:
+            self.warnings += (f"the prefix cache goes without its spill directory: {error}",)
+            return None
 
     @property
     def loaded(self) -> Loaded:
