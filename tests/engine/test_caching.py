@@ -165,6 +165,12 @@ def test_the_end_of_a_reply_is_kept_where_it_saves_enough(n_prompt: int, n_reply
     assert bench.marks() == [n_prompt, n_prompt + n_reply - 1][: 1 + kept]
 
 
+def test_the_end_of_a_reply_that_no_prompt_will_begin_with_is_not_kept() -> None:
+    bench = Bench()
+    bench.ask(prompt(20), [12], max_tokens=6, goes_on=False)
+    assert bench.marks() == [12]
+
+
 def test_what_rounds_made_is_not_kept_where_prompts_are_computed_in_another_way() -> None:
     bench = Bench(equal=False)
     bench.ask(prompt(20), [12])

@@ -70,6 +70,8 @@ def test_cuts_are_where_prompts_part(either: ChatTemplate, options: TemplateOpti
     ):
         found = agree(prompt.token_ids, ids(other))
         assert cut <= found <= cut + near
+    later = either.render([*CHAT, reply(options, "2", "easy"), user("And 2+2?")], tools, options)
+    assert turns.goes_on == later.text.startswith(prompt.text)
     for k, cut in zip((2, 3), turns.messages, strict=True):
         assert cut <= agree(prompt.token_ids, ids(CHAT[:k])) <= cut + near
     assert 0 < turns.system < turns.newest <= turns.next_turn < len(prompt.token_ids)

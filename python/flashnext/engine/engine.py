@@ -72,6 +72,7 @@ class ReadPrompt:
         chat: What is known of the reply where it is the turn of a chat.
         places: Where its marks lie.
         history: Takes what a reply says and has the chat read on, in the background.
+        goes_on: Whether another prompt may begin with this one and its reply as it was drawn.
     """
 
     token_ids: list[int]
@@ -79,6 +80,7 @@ class ReadPrompt:
     chat: Chat | None = None
     places: tuple[Place, ...] = ()
     history: Callable[[Said], None] | None = None
+    goes_on: bool = True
 
 
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | ReadPrompt
@@ -459,6 +461,7 @@ class Engine:
             closing=tuple(closing_ids(self.tokenizer)) if limited else (),
             cache=sampling.cache,
             places=prompt.places,
+            goes_on=prompt.goes_on,
         )
         if sampling.cache and prompt.history is not None:
             job.said, job.ended_with = Said(), prompt.history
@@ -493,7 +496,9 @@ class Engine:
         if not ids:
             raise InvalidField("prompt", "expected at least one token, found none")
         at = places(len(ids), turns) if self._caches else ()
-        return ReadPrompt(ids, np.asarray(ids, np.int32), chat, at, history)
+        # Behind a call, and that a reply may be where there are tools, its thoughts stay.
+        goes_on = turns is None or turns.goes_on or bool(tools)
+        return ReadPrompt(ids, np.asarray(ids, np.int32), chat, at, history, goes_on)
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         # Nearly always all of them are right, which is soon seen.

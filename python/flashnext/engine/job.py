@@ -71,6 +71,7 @@ class Job:
         looked: When that was.
         cache: Whether it shares what it reads: with those who read at the same time, and by the prefix cache.
         places: Where the marks of its prompt lie.
+        goes_on: Whether another prompt may begin with this one and its reply, whose end is kept then.
         said: What its reply says so far, where `ended_with` wants to know; else None.
         ended_with: Called by the engine's thread with what the reply says when it came to its end; must not
             block.
@@ -104,6 +105,7 @@ class Job:
     closing: tuple[int, ...] = ()
     cache: bool = True
     places: tuple[Place, ...] = ()
+    goes_on: bool = True
     said: Said | None = None
     ended_with: Callable[[Said], None] = lambda said: None
     cancelled: bool = False

@@ -544,7 +544,7 @@ class Scheduler:
         """
         session = job.session
         # Where the two classes differ, what rounds made is nobody else's.
-        kept = job.cache and self._core.prompt_equals_window
+        kept = job.cache and job.goes_on and self._core.prompt_equals_window
         if session is not None and kept and self._caching.pays(_rows(job, beyond)[:-1]):
             self._by_session.pop(session)
             self._ending[session] = _Ending(job, beyond)

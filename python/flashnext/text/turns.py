@@ -38,12 +38,15 @@ class Turns:
         newest: Before the newest turn of the user, with whatever it may say.
         messages: Behind messages that lie apart, as a prompt that asks for a reply to them begins.
         next_turn: As far as the prompt of the turn after this one agrees, with whatever the reply may be.
+        goes_on: Whether that may begin with this prompt and the reply as it was drawn: nothing that this one
+            has ahead of the reply, such as the beginning of thoughts, is written otherwise there.
     """
 
     system: int
     newest: int
     messages: tuple[int, ...]
     next_turn: int
+    goes_on: bool = True
 
 
 def find_turns(render: Render, messages: Messages, text: Written, edges: Sequence[Edge]) -> Turns:
@@ -70,11 +73,13 @@ def find_turns(render: Render, messages: Messages, text: Written, edges: Sequenc
         newest = agreed([*messages[: asked[-1]], _other_user(messages[asked[-1] :])])
     most = min(MOST_ENDS, _RENDERED_CHARS // (len(plain) + 1))
     reply = {"role": "assistant", "content": "0"}
+    next_turn = agreed([*messages, reply, _other_user([])])
     return Turns(
         system=system,
         newest=newest,
         messages=tuple(agreed(messages[:k]) for k in _ends(messages, n_system, most)),
-        next_turn=agreed([*messages, reply, _other_user([])]),
+        next_turn=next_turn,
+        goes_on=next_turn == (edges[-1].n_tokens if edges else 0),
     )
 
 
