@@ -220,6 +220,25 @@ def test_the_conversation_that_made_a_system_prompt_does_not_pin_it() -> None:
     assert mark.value.pinned
 
 
+def test_many_marks_go_without_each_being_rated_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = cache()
+    for i in range(1000):
+        add(kept, [i] * 4, cost_s=i + 1)
+    n_rated = [0]
+    rate = kept.usefulness
+
+    def counted(mark: KeptMark, now_s: float) -> float:
+        n_rated[0] += 1
+        return rate(mark, now_s)
+
+    monkeypatch.setattr(kept, "usefulness", counted)
+    kept.limit_bytes = kept.size_bytes // 10
+    kept.make_room(0, 0.0)
+    assert kept.size_bytes <= kept.limit_bytes
+    assert sorted(kept.keys_of(mark)[0] for mark in kept.marks) == list(range(900, 1000))
+    assert n_rated[0] < 100 * 1000
+
+
 def test_what_is_on_its_way_does_not_keep_a_smaller_cache_from_shrinking() -> None:
     kept = cache()
     for i in range(1, 5):

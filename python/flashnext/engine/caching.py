@@ -143,10 +143,7 @@ class Caching:
             Whether anything was evicted.
         """
         enough = self.free_pages() + n_pages
-        gave = False
-        while self.free_pages() < enough and self.cache.give_way(self._now_s(), spare, stay):
-            gave = True
-        return gave
+        return self.cache.give_way(self._now_s(), spare, stay, lambda: self.free_pages() >= enough)
 
     def can_give(self, n_pages: int, stay: Collection[KeptMark] = ()) -> bool:
         """Whether so many pages would come free if all marks gave way but those that stay."""

@@ -7,6 +7,7 @@ frees most memory for the least time goes first: docs/prefix-cache.md.
 
 from __future__ import annotations
 
+import heapq
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
@@ -16,6 +17,8 @@ from flashnext.checkpoint.config import PAGE_TOKENS
 from flashnext.engine.core import Snapshot
 from flashnext.engine.marks import LEAST, LEAST_NEW, Kind, Place
 from flashnext.engine.radix import Keys, Mark, RadixTree, shared_rows
+
+_RATED_AGAIN = 64  # marks are rated anew after each so many-th part of them has gone
 
 
 @dataclass(frozen=True)
@@ -291,32 +294,37 @@ class PrefixCache:
         more = n_bytes + self.promised_bytes
         if n_bytes and more > self.limit_bytes:
             return False
-        while self.size_bytes + more > self.limit_bytes or (
-            len(self._memory) > self.options.most_marks - (n_bytes > 0)
-        ):
-            mark = self._least_useful(now_s, keep)
-            if mark is None:
-                return False
-            self._evict(mark)
-        return True
+
+        def fits() -> bool:
+            few = len(self._memory) <= self.options.most_marks - (n_bytes > 0)
+            return few and self.size_bytes + more <= self.limit_bytes
+
+        self._evict_until(fits, now_s, keep)
+        return fits()
 
     def give_way(
-        self, now_s: float, spare: Collection[KeptMark] = (), stay: Collection[KeptMark] = ()
+        self,
+        now_s: float,
+        spare: Collection[KeptMark] = (),
+        stay: Collection[KeptMark] = (),
+        enough: Callable[[], bool] | None = None,
     ) -> bool:
-        """Evict the least useful mark; those to be spared only where there are no others.
+        """Evict the least useful marks; those to be spared only where there are no others.
 
         Args:
             now_s: The time.
             spare: Those.
             stay: Marks that are not evicted.
+            enough: Whether to end; asked after each. By default one is evicted.
 
         Returns:
             Whether there was one.
         """
-        mark = self._least_useful(now_s, {*spare, *stay}) or self._least_useful(now_s, stay)
-        if mark is not None:
-            self._evict(mark)
-        return mark is not None
+        before = self.n_evicted
+        end = enough or (lambda: self.n_evicted > before)
+        for keep in ({*spare, *stay}, stay):
+            self._evict_until(end, now_s, keep)
+        return self.n_evicted > before
 
     def thin(self, now_s: float) -> None:
         """Drop marks that have aged and lie close to others."""
@@ -376,11 +384,24 @@ class PrefixCache:
         alone = len(pages) - bisect_left(pages, True, key=lambda page: self._pages[page] == 1)
         return self._block_bytes + alone * self._page_bytes
 
-    def _least_useful(self, now_s: float, keep: Collection[KeptMark]) -> KeptMark | None:
-        able = [mark for mark in self._memory if mark not in keep]
-        return min(
-            able, key=lambda mark: (mark.value.pinned, self.usefulness(mark, now_s), mark.n), default=None
-        )
+    def _evict_until(self, end: Callable[[], bool], now_s: float, keep: Collection[KeptMark]) -> None:
+        """Evict the least useful marks, or all but those to be kept.
+
+        Each that goes changes what others are worth. Where there are many, several go between two ratings of
+        all of them, so that what this takes does not grow with their square.
+        """
+        while not end():
+            able = [mark for mark in self._memory if mark not in keep]
+            if not able:
+                return
+            for mark in heapq.nsmallest(
+                max(1, len(able) // _RATED_AGAIN),
+                able,
+                key=lambda mark: (mark.value.pinned, self.usefulness(mark, now_s), mark.n),
+            ):
+                self._evict(mark)
+                if end():
+                    return
 
     def _evict(self, mark: KeptMark) -> None:
         self.n_evicted += 1
