@@ -24,6 +24,7 @@ from typing import Any
 
 from flashnext.engine.engine import BUNDLED, Engine
 from flashnext.engine.events import CacheCounts
+from flashnext.engine.on_disk import PATIENCE_S
 from flashnext.engine.sampling import Sampling
 from flashnext.text.template import TemplateOptions
 from machine import describe
@@ -136,22 +137,33 @@ def shared_system(chats: Chats, n_tokens: int) -> dict[str, Any]:
     return found
 
 
-def from_spill(folder: Path, settings: Mapping[str, Any], n_tokens: int, max_tokens: int) -> dict[str, Any]:
+def from_spill(
+    folder: Path, settings: Mapping[str, Any], n_tokens: int, max_tokens: int, patience_s: float
+) -> dict[str, Any]:
     """Ask under one system prompt, restart, and ask under it again."""
     options = TemplateOptions()
     with tempfile.TemporaryDirectory() as spill:
-        asked = []
+        asked: list[dict[str, Any]] = []
         for texts in (("One.", "Two."), ("Three.", "Four.")):  # the second one pins the prompt
             with Engine(folder, **settings, spill_dir=spill) as engine:
+                engine._thread.call(lambda s: setattr(s._caching.disk, "patience_s", patience_s))
                 chats = Chats(engine, max_tokens)
                 chats.ask([{"role": "user", "content": "Warm up."}] * 2, options)
+                if asked:
+                    stored_bytes(engine)  # it has found what is there
                 for text in texts:
                     messages = [*system_prompt(engine, n_tokens), {"role": "user", "content": text}]
                     asked.append(asdict(chats.ask(messages, options)[0]))
-                deadline = time.monotonic() + SETTLE_S
-                while not (counts := engine.counts.cache).stored and time.monotonic() < deadline:
-                    time.sleep(0.01)
-        return {"asked": asked, "stored_bytes": counts.stored_bytes}
+                n_bytes = stored_bytes(engine)
+        return {"asked": asked, "stored_bytes": n_bytes}
+
+
+def stored_bytes(engine: Engine) -> int:
+    """Wait until the spill directory has a mark; returns the bytes of all."""
+    deadline = time.monotonic() + SETTLE_S
+    while not (counts := engine.counts.cache).stored and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return counts.stored_bytes
 
 
 def chat_lines(found: Mapping[str, Sequence[Mapping[str, Any]]]) -> Iterator[str]:
@@ -195,6 +207,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=48, help="most tokens of a reply")
     parser.add_argument("--context", type=int, help="largest prompt plus reply")
     parser.add_argument("--prefix-cache", type=float, help="GiB")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE_S,
+        help="seconds more than reading takes that a mark may come from disk (default: as served)",
+    )
     parser.add_argument("--quick", action="store_true", help="short chats under a short system prompt")
     parser.add_argument("--json", type=Path, help="write the whole run here")
     options = parser.parse_args(arguments)
@@ -216,7 +234,7 @@ def main() -> None:
                 found["chats"][f"{n_turns} turns, {name}"] = turns
         found["shared"] = shared_system(chats, options.long)
         found["cache"] = asdict(chats.settle())
-    found["spill"] = from_spill(options.checkpoint, settings, options.long, options.tokens)
+    found["spill"] = from_spill(options.checkpoint, settings, options.long, options.tokens, options.patience)
     print("\n".join(chat_lines(found["chats"])))
     print()
     print("\n".join(other_lines(found["shared"], found["spill"])))

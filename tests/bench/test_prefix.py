@@ -21,7 +21,8 @@ def test_tables_add_up_turns_and_show_differing_replies() -> None:
 
 
 def test_prefix_runs_from_end_to_end(tmp_path: Path) -> None:
-    command = [sys.executable, prefix.__file__, "--quick", "--json", str(tmp_path / "prefix.json")]
+    command = [sys.executable, prefix.__file__, "--quick", "--patience", "1e9"]
+    command += ["--json", str(tmp_path / "prefix.json")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "prefix.json").read_text())
@@ -29,5 +30,5 @@ def test_prefix_runs_from_end_to_end(tmp_path: Path) -> None:
         assert all(turn["same"] for turn in turns)
         assert all(turn["history"] - 8 < turn["cached"] < turn["prompt"] for turn in turns[1:])
     assert found["shared"]["second"]["cached"] > found["shared"]["changed"]["cached"] == 0
-    assert found["spill"]["stored_bytes"] > 0
+    assert found["spill"]["asked"][2]["cached"] > 200, "not from disk"
     assert all(asked["same"] for asked in found["spill"]["asked"])
