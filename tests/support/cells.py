@@ -15,7 +15,14 @@ AXES: Mapping[str, Sequence[str]] = {
     "driving": ("lone", "shared", "handed over"),
     "disturbance": ("undisturbed", "preempted", "neighbours cancelled"),
     "sampling": ("greedy", "seeded", "penalties", "hot"),
-    "start": ("cold", "from a mark", "from bytes", "from a page of a running one"),
+    "start": (
+        "cold",
+        "from a mark",
+        "from bytes",
+        "from a page of a running one",
+        "from spill",
+        "after a restart",
+    ),
 }
 
 
@@ -34,7 +41,8 @@ class Cell:
         sampling: Of the first sequence; the others have the others in turn.
         start: "cold": sequences read all of their prompts. Else they go on from a snapshot that another one
             left at a mark: "from a mark" of one that is gone, "from bytes" to which it was exported, "from a
-            page of a running one" which goes on too and writes on in that page.
+            page of a running one" which goes on too and writes on in that page, "from spill": a directory has
+            it in files, "after a restart" those that another process left.
     """
 
     model: str

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import queue
 import random
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 from flashnext import _core
-from flashnext.engine.core import ChunkPart, CoreOptions, ReplyOptions
+from flashnext.checkpoint.config import PAGE_TOKENS
+from flashnext.engine.core import ChunkPart, CoreOptions, ReplyOptions, Snapshot
 from flashnext.engine.job import Job
 from flashnext.engine.load import Loaded
 from flashnext.engine.loaded_core import LoadedCore
+from flashnext.engine.marks import Kind
+from flashnext.engine.radix import Keys, row_keys
+from flashnext.engine.spill import Spill, Stored
 
 from support.cells import Cell
 
@@ -273,7 +280,38 @@ class Play:
             block = self.core.read_block(snapshot)
             snapshot.close()
             return self.core.restore(at, block, pages)
+        if self.cell.start in ("from spill", "after a restart"):
+            assert snapshot is not None
+            return self.spilled(snapshot, row_keys(job.prompt[:at]))
         return snapshot
+
+    def spilled(self, snapshot: Snapshot, rows: Keys) -> Snapshot:
+        """Write a snapshot to a directory, and read it from there; after a restart where the cell says so."""
+        found, answers = queue.Queue[Stored](), queue.Queue[Any]()
+
+        def opened(folder: str) -> Spill:
+            limit = 1 << 30
+            made = Spill(
+                Path(folder), self.core, "a model", page=PAGE_TOKENS, limit_bytes=limit, floor_bytes=0
+            )
+            made.begin(found.put, lambda rows: None)
+            return made
+
+        with tempfile.TemporaryDirectory() as folder:
+            spill = opened(folder)
+            mark = Stored(rows, Kind.END, 1.0, 0.0, pinned=False)
+            spill.store(mark, snapshot, lambda *answer: answers.put(answer))
+            assert answers.get(timeout=60) == (True, True)
+            snapshot.close()
+            if self.cell.start == "after a restart":
+                spill.close(60)
+                spill = opened(folder)
+                assert np.array_equal(found.get(timeout=60).rows, rows)
+            spill.load(rows, None, 0, lambda *answer: answers.put(answer))
+            made, has = answers.get(timeout=60)
+            spill.close(60)
+        assert made is not None and has and spill.counts.spill_failures == 0
+        return cast(Snapshot, made)
 
     def round(self, sequences: Iterable[Running]) -> None:
         """One round, and no other behind it."""
