@@ -527,6 +527,18 @@ def test_a_history_is_held_only_while_there_is_room_for_its_sequence() -> None:
     bench.check_books()
 
 
+def test_a_history_that_is_held_gives_its_pages_to_a_request_and_is_read_later() -> None:
+    bench = Bench(n_pages=14, max_chunk=8, max_running=4, spacing=200)
+    bench.scheduler.add_warm(history(prompt(60)))
+    for _ in range(5):
+        bench.scheduler.step()
+    client = bench.add(prompt(70, 200), max_tokens=1, cache=False)
+    run(bench.scheduler)
+    assert client.events()[-1].finish_reason == "length"
+    assert bench.marks() == [60]
+    bench.check_books()
+
+
 def test_a_history_gives_its_pages_up_before_anybody_waits() -> None:
     bench = Bench(n_pages=14, max_chunk=8, max_running=2)
     bench.scheduler.add_warm(history(prompt(90)))

@@ -137,10 +137,12 @@ class WarmPasses:
             self._close(warm)
 
     def give_way(self) -> bool:
-        """Give up the one that is being read; whether there was one."""
+        """Give up the one that is being read, or the session of one that is held; whether there was one."""
         if not self._queue or self._queue[0].session is None:
             return False
-        self._close(self._queue.popleft())
+        self._close(self._queue[0])
+        if not self._put_off:
+            self._queue.popleft()
         return True
 
     def clear(self) -> None:
