@@ -1,0 +1,392 @@
+"""What happens to spill directories, disks and limits under a server: it loses a cache, and no reply."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flashnext.engine import spill_files as files
+from flashnext.engine.marks import Kind
+from flashnext.engine.on_disk import HANG_S
+from flashnext.engine.radix import row_keys
+from flashnext.engine.spill import COOL_S, HOPED_BYTES_PER_S, RECOVER_S
+from flashnext.errors import OutOfPages
+from support.fake_core import PAGE
+from support.jobs import add
+from support.spilling import IDENTITY, Server, end, prompt, spilled
+
+
+def test_a_removed_directory_ends_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "spill"
+    server = spilled(folder)
+    shutil.rmtree(folder)
+    assert server.ask([*prompt(50), 900]) == 0
+    server.spill_all()
+    assert server.counts.spill_failures >= 1
+    assert not folder.exists()
+    server.close()
+
+
+def test_a_disk_with_too_little_space_is_written_nothing(tmp_path: Path) -> None:
+    server = Server(tmp_path, floor=1 << 60)
+    server.ask(prompt(60), [end(20), end(50)])
+    server.spill_all()
+    server.spill_all()
+    assert files.list_files(tmp_path) == []
+    assert server.counts.spill_failures == 1, "it is tried again before it has cooled down"
+    for n in (2, 3):
+        server.clock_s += COOL_S * 2 ** (n - 2) - 1
+        server.spill_all()
+        assert server.counts.spill_failures == n - 1, "each time it waits twice as long"
+        server.clock_s += 2
+        server.spill_all()
+        assert server.counts.spill_failures == n
+    assert server.ask([*prompt(50), 900]) == 50
+    server.close()
+
+
+@pytest.mark.parametrize("n_bytes", range(0, 1300, 130))
+def test_a_disk_that_gets_full_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n_bytes: int
+) -> None:
+    """In the middle of whatever is being written; pages of the mark that are whole by then go again."""
+    server = Server(tmp_path)
+    left = [n_bytes]
+
+    def opened(path: Any, mode: str, **more: Any) -> Any:
+        file = open(path, mode, buffering=0, **more)  # noqa: SIM115
+        write = file.write
+
+        def limited(data: Any) -> int:
+            part = memoryview(data)[: left[0]]
+            left[0] -= part.nbytes
+            write(part)
+            if part.nbytes < memoryview(data).nbytes:
+                raise OSError(28, os.strerror(28))
+            return part.nbytes
+
+        class Limited:
+            def __enter__(self) -> Any:
+                return self
+
+            def __exit__(self, *args: object) -> None:
+                file.close()
+
+        Limited.write = staticmethod(limited)  # type: ignore[attr-defined]
+        return Limited()
+
+    server.ask(prompt(60), [end(50)], max_tokens=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "open", opened, raising=False)
+        server.spill_all()
+    assert [p.name for p in tmp_path.iterdir()] == ["lock"]
+    assert (server.counts.spill_failures, server.counts.stored_bytes) == (1, 0)
+    server.clock_s += COOL_S + 1
+    server.evict_all()
+    assert server.ask([*prompt(50), 900], max_tokens=1) == 50
+    server.close()
+
+
+def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.ask(prompt(60), [end(50)])
+    server.settle()
+    hangs = threading.Event()
+    server.core.reading = lambda: hangs.wait(30)
+    server.disk.ahead_bytes = 1 << 40
+    for first in range(50, 58):
+        server.ask(prompt(60, first), [end(50)], max_tokens=1)
+    assert server.disk.busy and server.counts.spilled == 0
+    hangs.set()
+    server.settle()
+    server.close()
+
+
+def test_a_mark_that_does_not_come_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = spilled(tmp_path)
+    hangs = threading.Event()
+    monkeypatch.setattr(files, "read", lambda path: hangs.wait(30))
+    server.disk.patience_s = 0.05
+    beside = add(server.scheduler, prompt(20, 9), max_tokens=40)
+    assert server.ask([*prompt(50), 900]) == 0
+    assert beside.events()[-1].finish_reason == "length"
+    hangs.set()
+    server.settle()
+    server.close()
+
+
+def test_nobody_is_ended_for_pages_that_come_free_in_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path, n_pages=20)
+    hangs = threading.Event()
+    monkeypatch.setattr(files, "read", lambda path: hangs.wait(30))
+    cut = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not cut.job.loading:
+        server.scheduler.step()
+    server.scheduler.cancel(cut.job)
+    held = [server.core.take_page(None) for _ in range(15)]  # as a mark does that is on its way
+    waits = add(server.scheduler, prompt(100, 3), max_tokens=2)
+    for _ in range(3):
+        server.scheduler.step()
+    assert waits.items.empty()
+    for page in held:
+        server.core.give_back(page)
+    hangs.set()
+    server.run()
+    assert waits.events()[-1].finish_reason == "length"
+    server.settle()
+    server.close()
+
+
+def test_a_cancelled_request_does_not_wait_for_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    hangs = threading.Event()
+    read = files.read
+    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not client.job.loading:
+        server.scheduler.step()
+    server.scheduler.cancel(client.job)
+    server.run()
+    assert client.events()[-1].finish_reason == "cancelled"
+    hangs.set()
+    server.settle()
+    assert server.ask([*prompt(50), 901]) == 50
+    server.close()
+
+
+def test_closing_removes_nothing_of_what_is_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    before = files.list_files(tmp_path)
+    hangs, begun = threading.Event(), threading.Event()
+    read = files.read
+
+    def slow(path: Path) -> Any:
+        begun.set()
+        hangs.wait(30)
+        return read(path)
+
+    monkeypatch.setattr(files, "read", slow)
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not client.job.loading:
+        server.scheduler.step()
+    assert begun.wait(30)
+    threading.Timer(0.1, hangs.set).start()
+    server.close()
+    assert files.list_files(tmp_path) == before
+    assert server.spill.counts.spill_failures == 0
+    again = Server(tmp_path)
+    assert again.ask([*prompt(50), 900]) == 50
+    again.close()
+
+
+def test_removing_files_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = Server(tmp_path, disk=4000)
+    server.ask(prompt(60), [end(50)], max_tokens=1)
+    server.spill_all()
+    hangs, begun = threading.Event(), threading.Event()
+    remove = files.remove
+
+    def slow(path: Path) -> bool:
+        begun.set()
+        hangs.wait(30)
+        return remove(path)
+
+    monkeypatch.setattr(files, "remove", slow)
+    server.disk.ahead_bytes, server.disk._all_stored = 1 << 40, -1
+    first = 50
+    while not begun.is_set():  # the directory is full
+        server.ask(prompt(60, first), [end(50)], max_tokens=1)
+        first += 1
+        time.sleep(0.01)
+    ended = threading.Event()
+
+    def use() -> None:
+        assert server.counts.stored >= 0 and server.counts.stored_bytes > 0
+        for mark in server.caching.cache.marks:
+            server.disk.use(mark)
+        ended.set()
+
+    threading.Thread(target=use, daemon=True).start()
+    assert ended.wait(20), "it waits for a file to be removed"
+    assert not hangs.is_set()
+    hangs.set()
+    server.settle()
+    assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path)) <= 4000
+    server.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError("none"), ValueError("odd"), RuntimeError("odd")])
+@pytest.mark.parametrize("what", ["read_block", "read_page", "restore"])
+def test_whatever_fails_is_answered_and_goes_on(tmp_path: Path, error: Exception, what: str) -> None:
+    server = spilled(tmp_path)
+    before = files.list_files(tmp_path)
+    fails = [True]
+
+    def failing(name: str) -> None:
+        if fails[0] and name == what:
+            raise error
+
+    server.core.calling = failing
+    assert server.ask([*prompt(50), 900]) == (0 if what == "restore" else 50)
+    server.spill_all()
+    assert not server.disk.busy
+    assert server.counts.spill_failures >= 1 and server.caching.cache.promised_bytes == 0
+    fails[0] = False
+    server.clock_s += COOL_S + 1
+    server.ask(prompt(60, 9), [end(50)], max_tokens=1)
+    server.spill_all()
+    assert set(files.list_files(tmp_path)) > set(before)
+    server.caching.cache.clear()
+    assert server.ask([*prompt(50), 901], max_tokens=1) == 50
+    server.close()
+
+
+def test_a_mark_that_cannot_come_is_asked_for_once_by_each(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    n_reads = [0]
+
+    def none(*args: Any) -> Any:
+        n_reads[0] += 1
+        server.caching.cache.version += 1  # as others do that are kept and evicted
+        raise OutOfPages("sequences have them")
+
+    monkeypatch.setattr(server.spill, "_read", none)
+    assert server.ask([*prompt(50), 900]) == 0
+    assert n_reads == [1]
+    server.close()
+
+
+def test_a_disk_that_never_answers_is_not_hoped_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = spilled(tmp_path, n_pages=20)
+    clock = [time.perf_counter()]
+    server.disk._now_s = lambda: clock[0]
+    hangs = threading.Event()
+    read = files.read
+    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    cut = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not cut.job.loading:
+        server.scheduler.step()
+    server.scheduler.cancel(cut.job)
+    held = [server.core.take_page(None) for _ in range(15)]
+    waits = add(server.scheduler, prompt(100, 3), max_tokens=2)
+    for _ in range(3):
+        server.scheduler.step()
+    assert waits.items.empty()
+    clock[0] += HANG_S + 1
+    while not server.scheduler.idle:
+        server.scheduler.step()
+    assert isinstance(waits.items.get_nowait(), OutOfPages)
+    for page in held:
+        server.core.give_back(page)
+    hangs.set()
+    server.settle()
+    server.close()
+
+
+def test_a_mark_that_the_disk_has_no_room_for_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, floor=10**6)
+    disk = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=10**6 + 400))
+    n_writes = [0]
+    write = files.write
+    monkeypatch.setattr(
+        files, "write", lambda *args: (n_writes.__setitem__(0, n_writes[0] + 1), write(*args))[1]
+    )
+    server.ask(prompt(60), [end(50)], max_tokens=1)  # a page and a block fit, seven pages do not
+    server.spill_all()
+    assert n_writes == [0] and server.counts.spill_failures == 1
+    server.close()
+
+
+def test_a_lower_limit_counts_from_the_start(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    for first in range(50, 60):
+        server.ask(prompt(60, first), [end(50)], max_tokens=1)
+    server.spill_all()
+    assert server.counts.stored_bytes > 4000
+    server.close()
+    server = Server(tmp_path, disk=4000)
+    assert 0 < server.counts.stored_bytes <= 4000
+    assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path))
+    server.close()
+
+
+def test_a_directory_that_was_made_anew_is_written_anew(tmp_path: Path) -> None:
+    folder = tmp_path / "spill"
+    server = spilled(folder)
+    shutil.rmtree(folder)
+    folder.mkdir(mode=0o700)
+    server.ask(prompt(70), [end(60)], max_tokens=1)  # shares pages with the one that is gone
+    server.spill_all()
+    marks = [path for path in files.list_files(folder) if path.name.startswith("m")]
+    assert marks
+    for path in marks:
+        rows = files.read_head(path).rows
+        assert all((folder / page).exists() for page in files.page_names(IDENTITY, rows, PAGE))
+    with pytest.raises(files.SpillBusy):
+        files.Lock(folder)
+    server.caching.cache.clear()
+    assert server.ask([*prompt(60), 900], max_tokens=1) == 60
+    server.close()
+
+
+def test_pins_on_disk_take_half_of_it_at_most(tmp_path: Path) -> None:
+    server = Server(tmp_path, disk=12000)
+    for first in range(50, 70):  # system prompts that are shared by two each
+        server.now_s += 1
+        server.ask(prompt(40, first), [end(33, Kind.SYSTEM)], max_tokens=1)
+        server.ask([*prompt(33, first), 900], [end(33, Kind.SYSTEM)], max_tokens=1)
+        server.spill_all()
+    pinned = [mark for mark in server.spill._marks.values() if mark.pinned]
+    assert 3 <= len(pinned) <= 6
+    server.now_s += 1
+    server.ask(prompt(60, 9), [end(50)], max_tokens=1)
+    server.spill_all()
+    name = files.mark_name(IDENTITY, row_keys(np.array(prompt(50, 9), np.int32)))
+    assert (tmp_path / name).exists()
+    for first in range(70, 71):  # and it is not the next to go
+        server.now_s += 1
+        server.ask(prompt(40, first), [end(33, Kind.SYSTEM)], max_tokens=1)
+        server.ask([*prompt(33, first), 900], [end(33, Kind.SYSTEM)], max_tokens=1)
+        server.spill_all()
+    assert (tmp_path / name).exists()
+    server.close()
+
+
+def test_the_time_of_day_may_be_set_back(tmp_path: Path) -> None:
+    server = Server(tmp_path, floor=1 << 60)
+    server.ask(prompt(60), [end(50)], max_tokens=1)
+    server.spill_all()
+    assert server.counts.spill_failures == 1
+    server.now_s -= 86400
+    server.clock_s += COOL_S + 1
+    server.spill_all()
+    assert server.counts.spill_failures == 2
+    server.close()
+
+
+def test_a_slow_disk_is_tried_again(tmp_path: Path) -> None:
+    server = spilled(tmp_path)
+    server.spill.bytes_per_s = 1e-3
+    assert server.ask([*prompt(50), 900], max_tokens=1) == 0
+    server.caching.cache.clear()
+    server.clock_s += 60 * RECOVER_S
+    assert server.spill.bytes_per_s == HOPED_BYTES_PER_S
+    assert server.ask([*prompt(50), 901], max_tokens=1) == 50
+    server.close()
