@@ -107,10 +107,10 @@ def measure(plan: Plan) -> Found:
 def long_tokens(context: int, wanted: int) -> tuple[int, int]:
     """Tokens of the long prompt, and of the reply beside it, that fit a context together.
 
-    A step reads 16 rows of a prompt or more, so an eighth of the prompt is more tokens than it takes steps.
+    A step reads 4 rows of a prompt or more, so a third of the prompt is more tokens than it takes steps.
     """
-    n = min(wanted, (context - 512) * 8 // 9)
-    return n, max(64, n // 8)
+    n = min(wanted, (context - 512) * 3 // 4)
+    return n, max(64, n // 3)
 
 
 def _measure_long(plan: Plan, runs: Any) -> Found:

@@ -101,13 +101,14 @@ def test_memory_of_pages_that_nobody_has_is_given_back_and_taken_again(engine: E
     pool = engine.loaded.pool
     assert pool.total == 64
     for _ in range(2):
-        few, many = engine.session(), engine.session()
-        for session, n_pages in ((few, 16), (many, 20)):  # together more than a slab
+        few, *many = engine.session(), engine.session(), engine.session()
+        for session, n_pages in zip((few, *many), (16, 10, 10), strict=True):  # together more than a slab
             prompt = np.resize(PROMPT, 64 * n_pages)
             for first in range(0, len(prompt), 512):
                 engine.runner.prompt(session, prompt[first : first + 512], False, GREEDY)
         assert pool.allocated_bytes == 64 * pool.page_bytes
-        many.close()
+        for session in many:
+            session.close()
         for n_pages, found in ((64, 64), (63, 32), (0, 32)):  # in the other slab `few` has pages
             pool.trim(n_pages)
             assert pool.allocated_bytes == found * pool.page_bytes

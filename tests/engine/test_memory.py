@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from flashnext.engine.engine import Engine
+from flashnext.engine.errors import MemoryShort
+from flashnext.engine.guard import LOOK_S
 from flashnext.engine.plan import MemoryPlan
 from flashnext.engine.sampling import Sampling
 from support.random_checkpoint import write_random
@@ -87,3 +91,18 @@ def _read_at_random() -> int:
         elif name == "VmFlags" and "rr" in rest.split():
             found += size_bytes
     return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what a process has is told by /proc")
+def test_what_a_program_had_before_is_not_held_against_an_engine_and_what_comes_later_is() -> None:
+    before = np.ones(32 << 20)  # 256 MiB
+    with Engine(parallel=1, context=512, prefix_cache_gib=0, load_limit_gib=0.25) as engine:
+        assert engine.plan.total_bytes < engine.plan.limit_bytes < engine.plan.total_bytes + before.nbytes
+        assert engine.submit("1 2 3").result().text
+        after = np.ones(engine.plan.limit_bytes // 8)
+        time.sleep(2 * LOOK_S)
+        with pytest.raises(MemoryShort):
+            engine.submit("1 2 3")
+        del after
+        time.sleep(2 * LOOK_S)
+        assert engine.submit("1 2 3").result().text

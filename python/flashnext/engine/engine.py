@@ -183,6 +183,7 @@ class Engine:
         spill_limit_bytes = _bytes("spill_limit_gib", spill_limit_gib) or 0
         if not gap_ms >= 0:
             raise InvalidArgument(f"gap_ms is {gap_ms}, expected 0 or more")
+        program_bytes = private_bytes() or 0
         progress("tokenizer and chat template")
         folder = open_folder(path)
         for name in _TEXT_FILES:
@@ -224,7 +225,7 @@ class Engine:
         self.warnings: tuple[str, ...] = ()
         self._caches = self.plan.prefix_cache_bytes > 0
         spill = self._open_spill(checkpoint, core, spill_dir, spill_limit_bytes)
-        self._guard = _guard(self.plan, core, lambda: scheduler.n_running)
+        self._guard = _guard(self.plan, core, lambda: scheduler.n_running, program_bytes)
         caching = Caching(core, self.plan.prefix_cache_bytes, time.perf_counter, guard=self._guard)
         scheduler = Scheduler(core, self.parallel, gap_ms, caching=caching)
         thread = self._thread = EngineThread(scheduler)
@@ -565,8 +566,9 @@ def _nothing(scheduler: Scheduler) -> None:
     """Let the thread take a step, in which it hears what there is."""
 
 
-def _guard(plan: MemoryPlan, core: LoadedCore, n_running: Callable[[], int]) -> Guard:
-    """Watch the memory of a process that has one engine."""
+def _guard(plan: MemoryPlan, core: LoadedCore, n_running: Callable[[], int], program_bytes: int) -> Guard:
+    """Watch the memory of a process that had so many bytes before the engine was made."""
+    others = max(0, program_bytes - plan.margin_bytes)  # interpreter and libraries are planned for
     mapped = plan.weights.total_bytes - plan.weights.copied_bytes
     fixed = plan.weights.total_bytes + plan.scratch_bytes + plan.margin_bytes
 
@@ -576,7 +578,7 @@ def _guard(plan: MemoryPlan, core: LoadedCore, n_running: Callable[[], int]) -> 
 
     def footprint() -> int | None:
         private = private_bytes()
-        return None if private is None else private + mapped
+        return None if private is None else private - others + mapped
 
     return Guard(
         plan.limit_bytes, plan.total_bytes, accounted, footprint, core.idle_page_bytes, time.monotonic
