@@ -85,7 +85,8 @@ def test_what_one_choice_read_and_the_others_found_is_not_cached(client: openai.
         "cached_tokens": 64
     }
     long = [{"role": "user", "content": "Count the wolves, " * 60}]
-    reply = ask(client, long, n=3, max_tokens=2)
+    other = [{"role": "user", "content": "Count the sheep, " * 60}]
+    reply = ask(client, other, n=3, max_tokens=2)
     assert reply.usage.prompt_tokens_details.cached_tokens == 0
     *_, last = ask(client, long, n=3, max_tokens=2, stream=True, stream_options={"include_usage": True})
     assert last.usage.prompt_tokens_details.cached_tokens == 0
