@@ -233,7 +233,8 @@ def test_the_model_is_listed_with_its_window(client: openai.OpenAI) -> None:
     assert (model.aliases, other.id, other.aliases) == (["flashnext"], "flashnext", [MODEL])
     assert (model.id, model.object, model.owned_by) == (MODEL, "model", "flashnext")
     assert model.context_window == 8192
-    listed, found = model.to_dict(), client.models.retrieve(MODEL).to_dict()
+    listed: dict[str, Any] = model.to_dict()
+    found: Any = client.models.retrieve(MODEL).to_dict()
     assert listed.pop("prefix_cache").keys() == found.pop("prefix_cache").keys()  # counts, which go on
     assert listed == found
     assert model.capabilities["tools"] and model.loaded and model.quantization["bits"] == [6]
