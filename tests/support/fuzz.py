@@ -59,6 +59,7 @@ KERNELS = (
     ("round_rows", 20), ("verdict", 20), ("draft_rows", 20), ("absorb_rows", 20), ("keep_streams_bf16", 20),
     ("copy_drafts", 5), ("draw_pick", 20), ("embed_bf16", 20),
 )  # fmt: skip
+SMALL = Setup("small")
 MECHANISMS = (
     "forks", "preemptions", "replies resumed", "shared rounds", "lone rounds", "chunks beside rounds",
     "lone to shared", "shared to lone", "drafts rejected", "drafts accepted", "copies accepted",
@@ -102,9 +103,9 @@ class Machine:
         loaded: With a pool that nobody uses but the references.
     """
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, folder: Path, setup: Setup = SMALL, **options: Any) -> None:
         self.loaded: Loaded = load_model(
-            Setup("small").write(folder),
+            setup.write(folder),
             device="cpu",
             context=CONTEXT,
             max_chunk=MAX_CHUNK,
@@ -365,10 +366,20 @@ class Run:
         at = {rng.randrange(1, n + 1) for _ in range(rng.randrange(4))} | {64, 100, 128, n - 1, n}
         return tuple(Place(i, rng.choice(list(Kind))) for i in sorted(at) if 0 < i <= n)
 
-    def play(self) -> Counter[str]:
-        """Run it to its end and check everything; returns how often each mechanism ran."""
+    def play(self, in_turn: Sequence[Asked] = ()) -> Counter[str]:
+        """Run it to its end and check everything.
+
+        Args:
+            in_turn: What is asked, each when the one before is answered, in place of anything at random.
+
+        Returns:
+            How often each mechanism ran.
+        """
         try:
-            self._play()
+            if in_turn:
+                self._play_in_turn(in_turn)
+            else:
+                self._play()
         finally:
             _core.testing.clear_faults(self.device)
             self._count_scheduler()
@@ -482,6 +493,16 @@ class Run:
             scheduler.step()
         assert self.clients[-1].job.ended
         self._require_nothing_held()
+
+    def _play_in_turn(self, in_turn: Sequence[Asked]) -> None:
+        self.core.hook = lambda what: None
+        for asked in in_turn:
+            prompt = self.machine.prompts[asked.prompt]
+            self.clients.append(Client(asked, prompt, places=(Place(len(prompt), Kind.END),)))
+            self.scheduler.add(self.clients[-1].job)
+            while not self.scheduler.idle:
+                self.scheduler.step()
+            self._require_nothing_held()
 
     def _require_nothing_held(self) -> None:
         self._settle()
