@@ -50,12 +50,15 @@ class Bench:
         core: FakeCore | None = None,
         least: int = 0,
         least_new: int = 1,
+        least_parted: int = 10**6,
     ) -> None:
         self.core = core or FakeCore(counting, n_pages=n_pages, max_chunk=max_chunk)
         self.core.least_shared = least_shared
         self.core.prompt_equals_window = equal
         self.clock = Clock()
-        options = CacheOptions(page=PAGE, spacing=spacing, least=least, least_new=least_new)
+        options = CacheOptions(
+            page=PAGE, spacing=spacing, least=least, least_new=least_new, least_parted=least_parted
+        )
         self.caching = Caching(self.core, limit, self.clock, options, guard)
         self.scheduler = Scheduler(self.core, max_running, clock_s=self.clock, caching=self.caching)
 
@@ -433,6 +436,45 @@ def test_the_larger_figure_counts() -> None:
     assert Guard(1000, 0, lambda: 200, lambda: 300, lambda: 0, Clock()).used_bytes == 300
     assert Guard(1000, 0, lambda: 200, lambda: 300, lambda: 60, Clock()).used_bytes == 240
     assert Guard(1000, 0, lambda: 200, lambda: None, lambda: 0, Clock()).used_bytes == 200
+
+
+def test_garbage_that_was_not_collected_yet_is_held_against_nobody() -> None:
+    used, clock = [1000], Clock()
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            used[0] = 300
+
+    guard = Guard(1000, 0, lambda: 200, lambda: used[0], lambda: 0, clock)
+    Garbage()
+    assert guard.used_bytes == 1000 and not guard.full and guard.used_bytes == 300
+    used[0] = 1000
+    clock.now_s += 1
+    assert guard.full
+
+
+# --- where prompts part
+
+
+def test_a_text_that_others_begin_with_is_found_from_the_third_prompt_on() -> None:
+    bench = Bench(least_parted=12, max_chunk=9)
+    text = prompt(40)
+    assert bench.ask([*text, 501, 502, 503], [42]) == 0
+    assert bench.ask([*text, 511, 512, 513], [42]) == 0
+    assert bench.ask([*text, 521, 522, 523], [42]) == 40
+    assert bench.ask([*text[:20], 531, 532, 533], [22]) == 0
+    assert bench.ask([*text[:20], 541, 542, 543], [22]) == 20
+    assert bench.ask([*text[:28], 551, 552, 553], [30]) == 20  # 8 more would save too little
+
+
+def test_a_request_without_the_cache_leaves_no_mark_where_it_parts() -> None:
+    bench = Bench(least_parted=12)
+    bench.ask([*prompt(40), 501, 502], [41])
+    bench.ask([*prompt(40), 511, 512], [41], cache=False)
+    assert bench.ask([*prompt(40), 521, 522], [41]) == 0
 
 
 # --- warm passes

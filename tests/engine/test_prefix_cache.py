@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from flashnext.engine.marks import Kind, Place, places
 from flashnext.engine.prefix_cache import CacheOptions, KeptMark, PrefixCache
-from flashnext.engine.radix import Keys, RadixTree, row_keys
+from flashnext.engine.radix import Keys, RadixTree, row_keys, shared_rows
 from flashnext.text.turns import Turns
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
@@ -318,6 +318,37 @@ def test_marks_thin_out_with_age() -> None:
     assert sorted(mark.n for mark in kept.marks) == [5, 80, 95]
 
 
+@pytest.mark.parametrize("idle_s", [1e6, 1e9, 1e300])
+def test_an_engine_may_idle_for_as_long_as_it_likes(idle_s: float) -> None:
+    kept = cache()
+    sequence = Sequence_()
+    sequence.read(range(100))
+    for n in (5, 35, 65, 95):
+        kept.insert(keys(range(n)), Kind.END, sequence.snapshot(n), n, 0)
+    kept.thin(idle_s)
+    assert kept.to_store(1 << 40, idle_s) is not None
+    kept.use(next(iter(kept.marks)), keys([1, 2]), idle_s)
+    assert kept.make_room(BLOCK_BYTES, idle_s)
+
+
+# --- where prompts part
+
+
+def test_a_prompt_gets_a_mark_where_it_leaves_one_that_was_read() -> None:
+    kept = cache(spacing=1000, least_parted=6)
+    sequence = Sequence_()
+    sequence.read(range(40))
+    kept.insert(keys(range(39)), Kind.END, sequence.snapshot(39), 39, 0)
+    other = keys([*range(20), 77, 78, 79, 80])
+    assert kept.parting(other, 0) == Place(20, Kind.PARTED)
+    assert kept.parting(other, 14) == Place(20, Kind.PARTED) and kept.parting(other, 15) is None
+    assert kept.parting(keys(range(40)), 0) == Place(39, Kind.PARTED)
+    assert kept.parting(keys(range(30)), 0) == Place(29, Kind.PARTED)  # the last one is always read
+    assert kept.parting(keys([*range(3), 77, 78, 79, 80]), 0) is None  # less than a page
+    places = (Place(8, Kind.TURN), Place(20, Kind.PARTED), Place(23, Kind.END))
+    assert kept.wanted(other, places) == places  # however close they lie
+
+
 # --- where places lie
 
 
@@ -478,3 +509,5 @@ def test_the_tree_knows_what_lies_on_which_path(operations: list[tuple[bool, int
             assert tuple(tree.keys_of(mark).tolist()) == name
             assert [m.n for m in tree.path(keys(name))] == sorted([*map(len, above), len(name)])
             assert mark in mark.parent.children
+        alike = max((shared_rows(keys(rows), keys(name)) for name in naive), default=0)
+        assert tree.shared(keys(rows)) == (alike if alike >= PAGE else 0)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 import pytest
 from flashnext.commands import main
+from flashnext.engine import on_disk
 from flashnext.engine import spill_files as files
+from flashnext.engine.errors import EngineClosed
 from flashnext.engine.marks import Kind
 from flashnext.engine.radix import Keys, row_keys
 from flashnext.engine.spill import COOL_S, Spill
@@ -37,14 +40,73 @@ def test_what_was_evicted_comes_back_from_disk_with_the_same_state(tmp_path: Pat
 def test_marks_survive_a_restart(tmp_path: Path) -> None:
     server = Server(tmp_path)
     server.ask(prompt(40), [end(24, Kind.SYSTEM)])
+    server.settle()
+    assert (server.counts.stored, server.counts.evicted) == (1, 0)  # it is written at once
     server.ask([*prompt(24), 900], [end(24, Kind.SYSTEM)])  # others begin with it: it is pinned
-    server.settle()  # and written at once
-    assert server.counts.spilled == 1
+    server.settle()
     server.close()
     again = Server(tmp_path)
     assert again.counts.stored >= 1
     assert again.ask([*prompt(24), 901]) == 24
     assert next(m for m in again.caching.cache.marks if m.n == 24).value.pinned
+    again.close()
+
+
+def test_what_only_memory_has_is_written_when_the_engine_is_closed(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.ask(prompt(40), [end(24)], max_tokens=1, stops=())
+    server.settle()
+    assert server.counts.spilled == 0  # there is room for it
+    server.scheduler.end_all(EngineClosed("over"))
+    again = Server(tmp_path)
+    assert again.ask([*prompt(24), 901]) == 24
+    again.close()
+
+
+def test_a_disk_that_hangs_holds_the_end_up_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(on_disk, "SAVE_S", 0.2)
+    server = Server(tmp_path)
+    server.ask(prompt(40), [end(24)], max_tokens=1, stops=())
+    hangs, write = threading.Event(), files.write
+    monkeypatch.setattr(files, "write", lambda *args: (hangs.wait(60), write(*args)))
+    server.scheduler.end_all(EngineClosed("over"))
+    assert server.spill.n_waiting == 1
+    hangs.set()
+
+
+def test_a_prompt_as_large_as_the_cache_is_written_before_the_next_takes_its_place(tmp_path: Path) -> None:
+    server = Server(tmp_path, limit=1)
+    server.caching.cache.limit_bytes = server.caching._reserved_bytes = server.caching.cache.bytes_of(61)
+    server.disk.ahead_bytes = server.caching.cache.limit_bytes // 4
+    for first in (1, 2, 3):
+        server.ask(prompt(60, first), [end(59)], max_tokens=1, stops=())
+        server.settle()
+    assert server.counts.evicted == 2 and server.counts.spilled == 3
+    assert server.ask(prompt(60, 1), [end(59)]) == 59
+    server.close()
+
+
+def test_many_marks_of_a_directory_are_heard_a_few_at_a_time(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    for first in range(1, 101):
+        server.ask(prompt(9, first), [end(8)], max_tokens=1, stops=())
+    server.evict_all()
+    server.close()
+    again = Server(tmp_path, settle=False)
+    told: list[bool] = []
+    again.disk._told = lambda: told.append(True)
+    while again.spill.n_waiting:
+        time.sleep(0.001)
+    n, heard = len(again.disk._arrived), 0
+    assert n >= 100
+    told.clear()
+    while again.caching.tend():
+        heard += 1
+        assert len(told) == heard if again.disk._arrived else len(told) == heard - 1
+    assert heard == -(-n // on_disk.HEARD)
+    assert again.ask([*prompt(8, 77), 901]) == 8
     again.close()
 
 

@@ -22,6 +22,7 @@ from flashnext import _core
 from flashnext.checkpoint.config import PAGE_TOKENS
 from flashnext.engine.caching import Caching
 from flashnext.engine.core import ChunkPart, CoreOptions, ReplyOptions
+from flashnext.engine.errors import EngineClosed
 from flashnext.engine.events import Event
 from flashnext.engine.job import Job
 from flashnext.engine.load import Loaded, load_model
@@ -309,7 +310,11 @@ class Run:
         """Make a scheduler, with what the directory has."""
         rng, core = self.rng, self.core
         options = CacheOptions(
-            spacing=rng.choice([0, 0, 40]), half_life_s=rng.choice([0.01, 600]), least=0, least_new=1
+            spacing=rng.choice([0, 0, 40]),
+            half_life_s=rng.choice([0.01, 600]),
+            least=0,
+            least_new=1,
+            least_parted=rng.choice([1, 128]),
         )
         caching = Caching(core, self.limit_bytes, time.perf_counter, options)
         if self.folder is not None:
@@ -340,7 +345,7 @@ class Run:
         """End the scheduler, which has nothing to do, and begin with what was written."""
         self._settle()
         self._count_scheduler()
-        self.scheduler.end_all(RuntimeError("restarted"))
+        self.scheduler.end_all(self.rng.choice([EngineClosed, RuntimeError])("restarted"))
         assert self.pool.free == self.pool.total and self.pool.block_bytes == 0
         self.scheduler = self._start()
         self._settle()

@@ -66,6 +66,7 @@ class Server:
         floor: int = 0,
         identity: str = IDENTITY,
         n_pages: int = 400,
+        settle: bool = True,
     ) -> None:
         self.core = LockedCore(counting, n_pages=n_pages, max_chunk=64)
         self.now_s, self.clock_s = 1e9, 1e3
@@ -88,7 +89,8 @@ class Server:
         assert self.caching.disk is not None
         self.disk = self.caching.disk
         self.disk.patience_s = 1e9  # however slow this machine is
-        self.settle()
+        if settle:
+            self.settle()
 
     def ask(self, prompt: Sequence[int], places: Sequence[Place] = (), **more: Any) -> int:
         """Answer a prompt, check the reply; returns its cached tokens."""

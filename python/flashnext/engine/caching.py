@@ -9,7 +9,7 @@ from flashnext.engine.core import Core, Session, Snapshot, Tokens
 from flashnext.engine.events import CacheCounts
 from flashnext.engine.guard import Guard
 from flashnext.engine.job import Job
-from flashnext.engine.marks import Kind, Place
+from flashnext.engine.marks import Kind, Place, ordered
 from flashnext.engine.on_disk import OnDisk
 from flashnext.engine.prefix_cache import CacheOptions, KeptMark, PrefixCache
 from flashnext.engine.radix import Keys, row_keys
@@ -88,6 +88,11 @@ class Caching:
         """Whether the spill directory is at work: it may hold memory, and jobs may wait for it."""
         return self.disk is not None and self.disk.going_on
 
+    @property
+    def waits(self) -> bool:
+        """Whether `tend` has something to do at once."""
+        return self.disk is not None and self.disk.may_store
+
     def wait(self, timeout_s: float) -> None:
         """Wait until the spill directory has something to tell, or somebody calls `wake`."""
         if self.disk is not None:
@@ -98,9 +103,15 @@ class Caching:
         if self.disk is not None:
             self.disk.wake()
 
-    def close(self) -> None:
-        """Give all memory back, and the directory."""
+    def close(self, save: bool = False) -> None:
+        """Give all memory back, and the directory.
+
+        Args:
+            save: Whether what is only in memory is written before, as far as there is time.
+        """
         if self.disk is not None:
+            if save:
+                self.disk.save()
             self.disk.close()
         self.cache.clear()
 
@@ -207,6 +218,13 @@ class Caching:
         """Count a job that reads its prompt from the beginning."""
         if job.cache and not job.resumed and self.cache.limit_bytes:
             self._n_misses += 1
+
+    def part(self, job: Job) -> None:
+        """Let a job that begins to read have a mark where its prompt leaves one that was read before."""
+        if job.cache and not job.resumed and self.cache.limit_bytes:
+            parting = self.cache.parting(job.keys[: len(job.prompt)], job.n_read)
+            if parting is not None:
+                job.places = ordered((*job.places, parting))
 
     def resumed(self, hit: KeptMark | None, tokens: Tokens) -> Session | None:
         """Make a session that goes on from a mark; None where there is none, or no page for the copy."""

@@ -11,6 +11,7 @@ from flashnext.engine.helper import Helper
 from flashnext.engine.marks import Kind, Place, places
 from flashnext.engine.reply import Said
 from flashnext.engine.warm import MOST_WAITING, WarmPass
+from flashnext.errors import FlashnextError
 from flashnext.text.template import ChatTemplate, TemplateOptions
 
 
@@ -55,7 +56,10 @@ class Histories:
         tools: Sequence[Mapping[str, Any]] | None,
         options: TemplateOptions | None,
     ) -> None:
-        ids = self._template.history(messages, tools, options)
+        try:
+            ids = self._template.history(messages, tools, options)
+        except FlashnextError:
+            return  # what the model said has no place in a prompt
         if 1 < len(ids) < self._context:
             tokens = np.asarray(ids, np.int32)
             spaced = [place for place in places(len(ids)) if place.kind == Kind.SPACED]

@@ -14,6 +14,8 @@ SPACING = 4096
 LEAST = 32
 """Tokens that a mark saves at least: a state is not kept for fewer."""
 
+LEAST_PARTED = 128
+"""Tokens that prompts which part share beyond the deepest mark, at least, to get a mark there."""
 
 LEAST_NEW = 8
 """Tokens that a history, or the end of a reply, lies behind the deepest mark at least, to be kept too."""
@@ -25,8 +27,9 @@ class Kind(enum.IntEnum):
     SPACED = 0
     MESSAGE = 1  # a message ends
     TURN = 2  # the newest user turn starts
-    END = 3  # the prompt ends, as far as a longer one goes on from it, or the reply
-    SYSTEM = 4  # the system prompt ends
+    PARTED = 3  # the prompt leaves one that was read before
+    END = 4  # the prompt ends, as far as a longer one goes on from it, or the reply
+    SYSTEM = 5  # the system prompt ends
 
 
 @dataclass(frozen=True)

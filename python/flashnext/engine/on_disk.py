@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,7 +15,14 @@ from flashnext.engine.radix import Keys
 from flashnext.engine.spill import Spill, SpillCounts, Stored
 
 STORE_AHEAD = 4
-"""Marks that would go first are written before they do: those of one part of so many of the limit."""
+"""Marks that would go first are written before they do: those of one part of so many of the limit, or as many
+as two of the largest would take the place of: a prompt comes with several marks."""
+
+HEARD = 64
+"""Of what the directory has told, so much is heard between two steps."""
+
+SAVE_S = 5.0
+"""How long what is only in memory is written when the engine is closed, at most."""
 
 HANG_S = 30.0
 """What has moved no file for so long is not waited for."""
@@ -90,15 +98,22 @@ class OnDisk:
         """Whether it is busy, and not in vain: a disk may never answer."""
         return self.busy and self._now_s() - self._moved_s < HANG_S
 
+    @property
+    def may_store(self) -> bool:
+        """Whether it has to be looked what is to be written next."""
+        return not self._storing and self._all_stored != self._cache.version and self._spill.ready
+
     def tend(self) -> bool:
         """Hear what has been told, and hand in what is to be written; whether there was anything to hear."""
-        heard = bool(self._arrived)
-        while self._arrived:
-            self._arrived.popleft()()
+        heard = self._hear(HEARD)
         if heard or not self.busy or self._moved != self._spill.n_moved:
             self._moved, self._moved_s = self._spill.n_moved, self._now_s()
         heard |= self._lose_patience()
-        self._store_next()
+        if self.may_store:
+            ahead = max(self.ahead_bytes, 2 * self._cache.largest_bytes)
+            self._store(self._cache.to_store(ahead, self._now_s()))
+        if self._arrived:
+            self._told()  # there is more
         return heard
 
     def wait(self, timeout_s: float) -> None:
@@ -110,11 +125,23 @@ class OnDisk:
         """End a wait: the one that goes on, or else the next. From any thread."""
         self._wake.set()
 
+    def save(self) -> None:
+        """Write what is only in memory, the most useful first, for a few seconds at most."""
+        end_s = time.monotonic() + SAVE_S
+        while time.monotonic() < end_s:
+            self._hear()
+            if not self._storing:
+                mark = self._cache.to_save(self._now_s()) if self._spill.ready else None
+                if mark is None and not self._spill.n_waiting:
+                    return
+                self._store(mark)
+            self._wake.wait(0.01)
+            self._wake.clear()
+
     def close(self) -> None:
         """End what is under way, and give the directory back."""
         self._spill.close()
-        while self._arrived:
-            self._arrived.popleft()()
+        self._hear()
 
     def use(self, mark: KeptMark) -> None:
         """Take note that a mark was used."""
@@ -196,11 +223,8 @@ class OnDisk:
 
     # --- what is written
 
-    def _store_next(self) -> None:
-        """Hand the next mark in to be written, one at a time."""
-        if self._storing or self._all_stored == self._cache.version or not self._spill.ready:
-            return
-        mark = self._cache.to_store(self.ahead_bytes, self._now_s())
+    def _store(self, mark: KeptMark | None) -> None:
+        """Hand a mark in to be written, one at a time; None where there is none to be written."""
         snapshot = None if mark is None else mark.value.snapshot
         if mark is None or snapshot is None:
             self._all_stored = self._cache.version
@@ -219,6 +243,13 @@ class OnDisk:
         self._spill.store(stored, snapshot, lambda done, ever: self._tell(lambda: written(done, ever)))
 
     # --- what the directory's threads tell
+
+    def _hear(self, most: int | None = None) -> bool:
+        """Do what has been told, or the first of it; whether there was any."""
+        n = len(self._arrived) if most is None else min(most, len(self._arrived))
+        for _ in range(n):
+            self._arrived.popleft()()
+        return n > 0
 
     def _tell(self, what: Callable[[], None]) -> None:
         self._arrived.append(what)

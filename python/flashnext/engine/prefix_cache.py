@@ -15,9 +15,10 @@ from dataclasses import dataclass, field
 
 from flashnext.checkpoint.config import PAGE_TOKENS
 from flashnext.engine.core import Snapshot
-from flashnext.engine.marks import LEAST, LEAST_NEW, Kind, Place
+from flashnext.engine.marks import LEAST, LEAST_NEW, LEAST_PARTED, Kind, Place
 from flashnext.engine.radix import Keys, Mark, RadixTree, shared_rows
 
+_MOST_DOUBLINGS = 40  # of a spacing: farther apart than any context is long
 _RATED_AGAIN = 64  # marks are rated anew after each so many-th part of them has gone
 
 
@@ -33,6 +34,7 @@ class CacheOptions:
         most_marks: Marks in memory.
         least: Rows before the end of a reply that is kept, at least.
         least_new: Rows that it lies behind the deepest mark, at least.
+        least_parted: Rows that a mark where prompts part lies behind the one before, at least.
         pinned_share: Part of the limit that pinned marks may take.
     """
 
@@ -44,6 +46,7 @@ class CacheOptions:
     pinned_share: float = 0.5
     least: int = LEAST
     least_new: int = LEAST_NEW
+    least_parted: int = LEAST_PARTED
 
 
 @dataclass(eq=False)
@@ -135,6 +138,11 @@ class PrefixCache:
         """Count what a mark takes that shares nothing."""
         return self._block_bytes + -(-n_rows // self.options.page) * self._page_bytes
 
+    @property
+    def largest_bytes(self) -> int:
+        """What the largest mark takes, what it shares included."""
+        return max((self.bytes_of(mark.n) for mark in self._memory), default=0)
+
     def keys_of(self, mark: KeptMark) -> Keys:
         """Give the rows before a mark."""
         return self._tree.keys_of(mark)
@@ -153,6 +161,16 @@ class PrefixCache:
         for mark in self._tree.path(keys):
             found = mark if mark.value.snapshot is not None else found
         return found
+
+    def parting(self, keys: Keys, n_read: int) -> Place | None:
+        """Find where a prompt leaves one that was read before, where that is worth a mark: others may too.
+
+        Args:
+            keys: (n,) of the whole prompt.
+            n_read: Rows that need not be read.
+        """
+        n = min(self._tree.shared(keys), len(keys) - 1)
+        return Place(n, Kind.PARTED) if n - n_read >= self.options.least_parted else None
 
     def find_stored(self, keys: Keys, able: Callable[[KeptMark], bool]) -> KeptMark | None:
         """Find the deepest mark of a prompt that the spill directory alone has, below all in memory.
@@ -206,12 +224,12 @@ class PrefixCache:
                 at[place.n].value.kind = max(at[place.n].value.kind, place.kind)
         there = {n for n, mark in at.items() if mark.value.snapshot is not None}
         kept, chosen = sorted(there), list[Place]()
-        newest = {place.n for place in places[-2:]}
+        newest = {place.n for place in [p for p in places if p.kind != Kind.PARTED][-2:]}
         for place in places:
             if place.n in there:
                 continue
             close = any(abs(place.n - n) < self.options.spacing for n in kept)
-            if not close or place.n in newest or place.kind == Kind.SYSTEM:
+            if not close or place.n in newest or place.kind in (Kind.SYSTEM, Kind.PARTED):
                 chosen.append(place)
                 kept.append(place.n)
         picked: list[Place] = []
@@ -344,15 +362,21 @@ class PrefixCache:
             self._release(mark)
 
     def to_store(self, n_bytes: int, now_s: float) -> KeptMark | None:
-        """Choose what is to be written to the spill directory next: pinned marks, then who would go first.
+        """Choose what is to be written to the spill directory next.
+
+        Pinned marks, then those that others may begin with, which take little while deeper ones have their
+        pages too, and go at once when those have gone; then who would go first.
 
         Args:
             n_bytes: So much free memory is looked ahead for.
             now_s: The time.
         """
-        missing = {mark for mark in self._memory if mark.value.storable and not mark.value.stored}
+        missing = self._missing()
         pinned = (mark for mark in self._memory if mark.value.pinned and not mark.value.pin_stored)
         if (mark := next((m for m in pinned if m.value.storable), None)) is not None:
+            return mark
+        shared = (mark for mark in missing if mark.value.kind in (Kind.SYSTEM, Kind.PARTED))
+        if (mark := next(shared, None)) is not None:
             return mark
         ahead = self.size_bytes + n_bytes - self.limit_bytes
         for mark in sorted(self._memory, key=lambda mark: self.usefulness(mark, now_s)) if missing else ():
@@ -362,6 +386,10 @@ class PrefixCache:
                 return mark
             ahead -= self._freed(mark)
         return None
+
+    def to_save(self, now_s: float) -> KeptMark | None:
+        """Choose what is to be written next where memory will be gone soon: the most useful."""
+        return max(self._missing(), key=lambda mark: self.usefulness(mark, now_s), default=None)
 
     def usefulness(self, mark: KeptMark, now_s: float) -> float:
         """Rate a mark: seconds that it saves over the next shallower one, for each byte that it takes alone.
@@ -374,6 +402,10 @@ class PrefixCache:
         return float(saved_s * 0.5 ** (age_s / self.options.half_life_s) / self._freed(mark))
 
     # ---
+
+    def _missing(self) -> set[KeptMark]:
+        """Name the marks that the spill directory lacks and may get."""
+        return {mark for mark in self._memory if mark.value.storable and not mark.value.stored}
 
     def _freed(self, mark: KeptMark) -> int:
         """Count the bytes that come free with a mark: its block, and pages that no other one has.
@@ -438,7 +470,7 @@ class PrefixCache:
         while above is not self._tree.root and above is not None and above.value.snapshot is None:
             above = above.parent
         assert above is not None
-        doublings = max(0.0, now_s - kept.used_s) / self.options.thin_s
+        doublings = min(_MOST_DOUBLINGS, max(0.0, now_s - kept.used_s) / self.options.thin_s)
         if above is not self._tree.root and mark.n - above.n < self.options.spacing * 2.0**doublings:
             self._release(mark)
 

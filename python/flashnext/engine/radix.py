@@ -116,6 +116,21 @@ class RadixTree(Generic[V]):
             pass
         return deepest if deepest is not None and deepest.n == len(keys) else None
 
+    def shared(self, keys: Keys) -> int:
+        """Count the rows that a sequence begins with like any that was inserted; 0 for less than a page."""
+        node = self._top
+        while (child := node.children.get(self._first(keys, node.end))) is not None:
+            n = shared_rows(keys[node.end : child.end], child.keys)
+            if n < len(child.keys):
+                return node.end + n
+            node = child
+        if node is self._top:
+            return 0
+        behind = keys[node.end : node.end + self._page]
+        others = [child.keys for child in node.children.values()]
+        others += [np.frombuffer(tail, np.int64) for tail in node.marks]
+        return node.end + max((shared_rows(behind, other) for other in others), default=0)
+
     def insert(self, keys: Keys, value: V) -> Mark[V]:
         """Put a mark at the end of a sequence, where there is none yet.
 
@@ -132,7 +147,8 @@ class RadixTree(Generic[V]):
         node = self._node_at(keys[:end])
         mark = Mark(n, value, parent, node=node, tail=keys[end:].tobytes())
         node.marks[mark.tail] = mark
-        mark.children = {child for child in parent.children if _begins_with(child, mark)}
+        if node.children or len(node.marks) > 1:  # else nothing lies behind it
+            mark.children = {child for child in parent.children if _begins_with(child, mark)}
         for child in mark.children:
             child.parent = mark
         parent.children -= mark.children

@@ -15,6 +15,7 @@ import numpy as np
 from flashnext.engine.caching import Caching
 from flashnext.engine.core import ChunkPart, Core, Landed, Session
 from flashnext.engine.defaults import GAP_MS
+from flashnext.engine.errors import EngineClosed
 from flashnext.engine.events import Counts, TokenLogprob
 from flashnext.engine.job import Job
 from flashnext.engine.marks import Place
@@ -85,7 +86,8 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether there is nothing to do."""
-        return not (self._waiting or self._running or self._going or self._ending or self._warm.n_pending)
+        jobs = self._waiting or self._running or self._going or self._ending
+        return not (jobs or self._warm.n_pending or self._caching.waits)
 
     @property
     def n_running(self) -> int:
@@ -149,7 +151,7 @@ class Scheduler:
         self._stop()
         self._end_replies(keep=False)
         self._warm.clear()
-        self._caching.close()
+        self._caching.close(save=isinstance(error, EngineClosed))
 
     def step(self) -> None:
         """Do the next thing: end what was cancelled, preempt, admit, read a chunk, run or await rounds.
@@ -353,10 +355,12 @@ class Scheduler:
                 self._open(job)
             else:
                 self._give_session(job, session)
+                self._caching.part(job)
 
     def _open(self, job: Job) -> None:
         self._give_session(job, self._core.open())
         self._caching.missed(job)
+        self._caching.part(job)
 
     def _give_session(self, job: Job, session: Session) -> None:
         job.session = session
