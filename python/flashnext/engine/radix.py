@@ -100,9 +100,10 @@ class RadixTree(Generic[V]):
         """Give the marks that lie on the way of a sequence, its end included, the shallowest first."""
         node: _Node | None = self._top
         while node is not None:
-            behind = keys[node.end : node.end + self._page - 1].tobytes()
-            found = [mark for tail, mark in node.marks.items() if behind.startswith(tail)]
-            yield from sorted((mark for mark in found if mark.n <= len(keys)), key=lambda mark: mark.n)
+            if node.marks:
+                behind = keys[node.end : node.end + self._page - 1].tobytes()
+                tails = (behind[:n] for n in range(0, len(behind) + 1, keys.itemsize))
+                yield from (node.marks[tail] for tail in tails if tail in node.marks)
             child = node.children.get(self._first(keys, node.end))
             if child is None or not np.array_equal(keys[node.end : child.end], child.keys):
                 break
