@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from flashnext.text.messages import canonical_messages
 from flashnext.text.parser import Content, Part, Reasoning, ReplyParser, ToolCall, split_control
 from hypothesis import given
 from hypothesis import strategies as st
@@ -196,6 +197,22 @@ def test_control_tokens_behind_a_call_that_is_not_closed_are_no_text(tag: str, s
 def test_many_calls_behind_one_that_is_not_closed_are_all_read() -> None:
     reply = "<function=f><parameter=s>a</function>" + "\n<function=f></function>" * 1000
     assert parse(reply) == ("", "", [ToolCall("f", '{"s": "a"}'), *[ToolCall("f", "{}")] * 1000])
+
+
+@given(
+    st.text("f<>= \n\tx/", max_size=12).map(lambda name: name or "f"),
+    st.text('k<>= \nx/"\\', max_size=12),
+    st.text('v<>\n/{}"', max_size=12),
+)
+def test_every_call_that_is_given_can_be_sent_back(name: str, key: str, value: str) -> None:
+    body = f"<function={name}>\n<parameter={key}>\n{value}\n</parameter>\n</function>"
+    _, content, calls = parse(f"<tool_call>\n{body}\n</tool_call>")
+    assert bool(content) != bool(calls)
+    for call in calls:
+        function = {"name": call.name, "arguments": call.arguments}
+        turn = {"role": "assistant", "tool_calls": [{"type": "function", "function": function}]}
+        (message,) = canonical_messages([turn])
+        assert message["tool_calls"][0]["function"]["name"] == call.name
 
 
 def test_without_tools_nothing_is_a_call() -> None:

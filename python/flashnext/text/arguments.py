@@ -9,6 +9,9 @@ from typing import Any
 from flashnext.errors import InvalidArgument
 from flashnext.text.jsontext import dumps, loads
 
+TOOL_NAME = r"[^\s<>]{1,256}"
+"""What a tool may be called, in requests and in calls: a call that is given can be sent back."""
+
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _TYPES = ("null", "boolean", "integer", "number", "array", "object", "string")
 _WORDS = {

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashnext.errors import InvalidArgument
+from flashnext.text.arguments import TOOL_NAME
 from flashnext.text.jsontext import clean_text, clean_value, loads
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-_TOOL_NAME = re.compile(r"[^\s<>]{1,256}")
+_TOOL_NAME = re.compile(TOOL_NAME)
 _OTHER_FORMS = {
     "audio": "this model reads text only; give its transcript as content",
     "function_call": "give tool_calls",

@@ -14,7 +14,7 @@ so and does nothing. The rules:
   `<parameter=KEY>VALUE</parameter>` and `</function>`; one newline at each end of VALUE belongs to the
   format. A value ends at the first `</parameter>` that another parameter or the end of the function follows,
   so it may hold the text `</parameter>` itself. Of a parameter that stands twice the first counts. A body
-  that is no call becomes content.
+  that is no call, or whose function has a name that no tool may have, becomes content.
 * `<function=NAME>` at the start of a line, NAME being one of the request's tools, opens a call without
   `<tool_call>` too. It ends at the `</function>` that stands outside of values, or at the first one where a
   value is never closed.
@@ -30,11 +30,11 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from flashnext.text.arguments import arguments_json, parameters_of
+from flashnext.text.arguments import TOOL_NAME, arguments_json, parameters_of
 
 CONTROL_TAGS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 
-_FUNCTION = re.compile(r"\s*<function=([^>\n]+)>")
+_FUNCTION = re.compile(rf"\s*<function=\s*({TOOL_NAME})\s*>")
 _PARAMETER = re.compile(r"\s*<parameter=([^>\n]+)>\n?")
 _VALUE_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|</function>|\Z))")
 _FUNCTION_END = re.compile(r"\s*</function>")
@@ -382,7 +382,7 @@ def _calls_in(body: str, tools: Sequence[Mapping[str, Any]] | None, *, whole: bo
     calls: list[ToolCall] = []
     at = 0
     while opening := _FUNCTION.match(body, at):
-        name, at = opening.group(1).strip(), opening.end()
+        name, at = opening.group(1), opening.end()
         values: dict[str, str] = {}
         while parameter := _PARAMETER.match(body, at):
             begin = parameter.end()
