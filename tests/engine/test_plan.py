@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import re
 from dataclasses import replace
@@ -15,6 +16,7 @@ from flashnext.engine.machine import ram_bytes
 from flashnext.engine.plan import GIB, Machine, MemoryPlan, PlanSettings, make_plan
 from flashnext.engine.plan_text import differences, explain, plan_table
 from flashnext.engine.sizes import WeightSizes, weight_sizes
+from flashnext.engine.wording import ARGUMENTS, FLAGS
 from flashnext.errors import InvalidArgument, OutOfMemory
 from support.published import PUBLISHED
 
@@ -29,7 +31,7 @@ def plan(ram: float, bits: int = 6, **settings: Any) -> MemoryPlan:
     for name in ("prefix_cache", "load_limit"):
         if (gib := settings.pop(f"{name}_gib", None)) is not None:
             settings[f"{name}_bytes"] = int(gib * GIB)
-    settings = {"ngram_table": "resident"} | settings
+    settings = {"ngram_table": "resident", "names": FLAGS} | settings
     machine = Machine(int(ram * GIB), int(ram * GIB), workers=16)
     return make_plan(CONFIG, WEIGHTS[bits], PlanSettings(**settings), machine)
 
@@ -54,12 +56,11 @@ def changed(name: str, value: str) -> dict[str, Any]:
 
 def advice_together(error: OutOfMemory) -> dict[str, Any]:
     """The settings that a refusal names for all changes at once."""
-    found = re.search(r"one sequence \(--parallel 1\) and a context of (\d+) \(--context\)", str(error))
-    assert found, error
-    streamed = {"ngram_table": "streamed"} if "--ngram-table streamed" in str(error) else {}
-    limit = advice(error).get("load-limit")
-    higher = {"load_limit_gib": float(limit)} if limit else {}
-    return {"parallel": 1, "context": int(found[1]), "prefix_cache_gib": 0, **streamed, **higher}
+    settings: dict[str, Any] = {}
+    for name, value in advice(error).items():
+        settings |= changed(name, value)
+    assert settings["parallel"] == 1, error
+    return settings
 
 
 def test_the_arithmetic_of_the_published_model_is_the_published_one() -> None:
@@ -217,7 +218,7 @@ def test_a_refusal_names_what_would_fit(settings: dict[str, Any], limit: int, na
 def test_where_no_change_alone_would_do_all_of_them_are_named() -> None:
     for table in (dict[str, Any](), STREAMED):
         limit = needed(context=10_240, parallel=1, **table)
-        with pytest.raises(OutOfMemory, match="without a prefix cache") as caught:
+        with pytest.raises(OutOfMemory, match="no prefix cache") as caught:
             plan(limit / GIB + 1, **EIGHT, prefix_cache_gib=50, load_limit_bytes=limit)
         together = {"parallel": 1, "context": 10_240, "prefix_cache_gib": 0, **table}
         assert advice_together(caught.value) == together
@@ -230,7 +231,7 @@ def test_where_no_change_alone_would_do_all_of_them_are_named() -> None:
 def test_a_higher_limit_is_named_with_the_rest_where_that_fits(
     settings: dict[str, Any], limit_gib: float | None
 ) -> None:
-    with pytest.raises(OutOfMemory, match="what would fit: one sequence") as caught:
+    with pytest.raises(OutOfMemory, match="what would fit, all together: one sequence") as caught:
         plan(128, **settings, load_limit_gib=limit_gib)
     assert "load-limit" in advice(caught.value)
     made = plan(128, **(settings | advice_together(caught.value)))
@@ -290,10 +291,10 @@ def test_whatever_is_asked_for_fits_or_is_refused_with_advice_that_does(seed: in
         try:
             made = plan(ram, bits, **settings)
         except OutOfMemory as error:
-            if "fit: one sequence" in str(error):
+            if "fit, all together: one sequence" in str(error):
                 plan(ram, bits, **(settings | advice_together(error)))
             for name, value in advice(error).items():
-                if "fit: one sequence" not in str(error):
+                if "fit, all together: one sequence" not in str(error):
                     plan(ram, bits, **(settings | changed(name, value)))
         else:
             assert made.total_bytes <= made.limit_bytes
@@ -302,11 +303,16 @@ def test_whatever_is_asked_for_fits_or_is_refused_with_advice_that_does(seed: in
 
 
 def test_a_model_that_fits_no_way_is_refused_with_the_machine_that_it_fits() -> None:
-    with pytest.raises(OutOfMemory, match="even the smallest plan, one sequence and a context of") as caught:
+    with pytest.raises(OutOfMemory, match="even one sequence with a context of 1,024") as caught:
         plan(64)
     found = re.search(r"a machine of (\d+) GiB", str(caught.value))
     assert found
-    assert plan(int(found[1]), ngram_table="auto").context >= 1024
+    context = re.search(
+        r"a machine of \d+ GiB with one sequence and a context of ([\d,]+)", str(caught.value)
+    )
+    assert context
+    given = plan(int(found[1]), ngram_table="auto", parallel=1)
+    assert given.context == int(context[1].replace(",", "")) >= 1024
     with pytest.raises(OutOfMemory):
         plan(int(found[1]) - 1, ngram_table="auto")
 
@@ -339,19 +345,160 @@ def test_a_device_that_works_with_less_has_that_limit() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"parallel": 0}, "parallel is 0, expected 1 to 64"),
-        ({"parallel": 33}, "parallel is 33, and a round has 32 rows"),
-        ({"round_rows": 65}, "round_rows is 65, expected 1 to 64"),
-        ({"load_limit_bytes": 0}, "the load limit is 0.0 MiB, expected a size above 0"),
-        ({"prefix_cache_bytes": -GIB}, "the prefix cache is -1.00 GiB, expected 0 or more"),
-        ({"ngram_table": "mapped"}, "ngram_table is 'mapped', expected one of auto, resident, streamed"),
-        ({"context": 0}, "context is 0, but this model reaches from 1 to 1048576"),
-        ({"context": 1_048_577}, "context is 1048577"),
+        ({"parallel": 0}, "--parallel is 0, expected 1 to 64"),
+        ({"parallel": 33}, "--parallel is 33, and a round has 32 rows"),
+        ({"round_rows": 65}, "--round-rows is 65, expected 1 to 64"),
+        ({"load_limit_bytes": 0}, "--load-limit is 0.0 MiB, expected a size above 0"),
+        ({"prefix_cache_bytes": -GIB}, "--prefix-cache is -1.00 GiB, expected 0 or more"),
+        ({"ngram_table": "mapped"}, "--ngram-table is 'mapped', expected one of auto, resident, streamed"),
+        ({"context": 0}, "--context is 0, but this model reaches from 1 to 1048576"),
+        ({"context": 1_048_577}, "--context is 1048577"),
     ],
 )
 def test_numbers_out_of_range_are_refused_by_name(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidArgument, match=re.escape(words)):
         plan(512, **settings)
+
+
+def test_a_refusal_says_for_what_so_much_is_needed_and_what_context_each_change_gives() -> None:
+    limit = needed(context=20_480, parallel=1) - 1
+    with pytest.raises(OutOfMemory) as caught:
+        plan(512, parallel=64, round_rows=64, load_limit_bytes=limit)
+    told, _, ways = str(caught.value).partition("; what would fit: ")
+    for_what = re.match(r"([\d.]+) GiB of memory are needed for 64 sequences with a context of 262,144", told)
+    assert for_what
+    asked = needed(context=262_144, parallel=64, round_rows=64)
+    assert float(for_what[1]) == pytest.approx(asked / GIB, abs=0.01)
+    found = re.findall(r"\(--([a-z-]+) ([a-z0-9.]+)\) with a context of (\d+,\d+)", ways)
+    assert [name for name, _, _ in found] == ["parallel", "ngram-table", "load-limit"]
+    for name, value, context in found:
+        given: dict[str, Any] = {"parallel": 64, "round_rows": 64, "load_limit_bytes": limit}
+        made = plan(512, **(given | changed(name, value)))
+        assert f"{made.context:,}" == context
+
+
+@pytest.mark.parametrize(("ram", "most"), [(256, 6), (160, 4), (128, 4)])
+def test_where_another_checkpoint_fits_its_bits_are_named(ram: int, most: int) -> None:
+    bf16 = weight_sizes(CONFIG, expected_tensors(CONFIG, None))
+    machine = Machine(ram * GIB, ram * GIB, workers=16)
+    with pytest.raises(OutOfMemory) as caught:
+        make_plan(CONFIG, bf16, PlanSettings(), machine)
+    found = re.search(r"a checkpoint of (\d) bits with a context of ([\d,]+)", str(caught.value))
+    assert found
+    assert f"flashnext plan --bits {found[1]}" in str(caught.value)
+    made = {}
+    for bits in (2, 3, 4, 5, 6, 8):
+        weights = weight_sizes(CONFIG, expected_tensors(CONFIG, converted(CONFIG, bits, 32)))
+        with contextlib.suppress(OutOfMemory):
+            made[bits] = make_plan(CONFIG, weights, PlanSettings(), machine).context
+    assert int(found[1]) == max(made) >= most
+    assert found[2] == f"{made[max(made)]:,}"
+
+
+def test_texts_name_arguments_of_the_engine_unless_flags_are_asked_for() -> None:
+    limit = needed(parallel=1)
+    with pytest.raises(OutOfMemory) as caught:
+        plan(512, **EIGHT, names=ARGUMENTS, load_limit_bytes=limit - 1)
+    assert "--" not in str(caught.value)
+    assert re.search(
+        r"\(context=\d+\), or .*\(ngram_table=\'streamed\'\), or .*\(load_limit_gib=[\d.]+\)",
+        str(caught.value),
+    )
+    (warning,) = plan(512, names=ARGUMENTS, prefix_cache_bytes=None, load_limit_bytes=limit).warnings
+    assert "--" not in warning
+    assert "(context=" in warning
+    with pytest.raises(InvalidArgument, match=r"^round_rows is 'x', expected 1 to 64"):
+        plan(512, names=ARGUMENTS, round_rows="x")
+
+
+# --- what there is no room for
+
+
+def whole(made: MemoryPlan) -> int:
+    """Bytes of a cache that holds one context and one mark."""
+    return made.n_pages * made.page_bytes + made.snapshot_bytes
+
+
+def test_a_cache_with_room_for_a_context_or_off_by_request_is_not_warned_of() -> None:
+    assert plan(256, prefix_cache_bytes=None).warnings == ()
+    made = plan(256, prefix_cache_bytes=0)
+    assert made.warnings == ()
+    assert re.search(r"^prefix cache .* off$", plan_table(made), re.MULTILINE)
+    just = whole(made)
+    assert plan(256, prefix_cache_bytes=just).warnings == ()
+    assert len(plan(256, prefix_cache_bytes=just - 1).warnings) == 1
+
+
+@pytest.mark.parametrize("room", [0, 1, 200 << 20, GIB])
+@pytest.mark.parametrize("table", ["resident", "auto"])
+@pytest.mark.parametrize("context", [None, 262_144, 100_000])
+def test_a_cache_that_is_off_or_short_for_want_of_room_is_warned_of_with_what_helps(
+    room: int, table: str, context: int | None
+) -> None:
+    given = {"context": context, "ngram_table": table}
+    limit = needed(parallel=1, **given) + room
+    settings: dict[str, Any] = given | {"prefix_cache_bytes": None, "load_limit_bytes": limit}
+    made = plan(512, **settings)
+    (warning,) = made.warnings
+    assert ("is off for want of room" in warning) == (made.prefix_cache_bytes == 0)
+    assert f"of {made.context:,} tokens with one mark takes {whole(made) / GIB:.2f} GiB" in warning
+    ways = re.findall(r"\((--[^)]*)\)", warning)
+    assert any("--context" in way for way in ways)
+    for way in ways:
+        changes: dict[str, Any] = {}
+        for name, value in re.findall(r"--([a-z-]+) ([a-z0-9.]+)", way):
+            changes |= changed(name, value)
+        if "prefix_cache_gib" in changes:
+            changes["prefix_cache_bytes"] = int(changes.pop("prefix_cache_gib") * GIB)
+        other = plan(512, **(settings | changes))
+        assert other.prefix_cache_bytes >= whole(other), way
+        assert other.warnings == ()
+
+
+def test_a_short_cache_that_was_asked_for_is_told_how_large_it_has_to_be() -> None:
+    (warning,) = plan(512, prefix_cache_gib=1).warnings
+    made = plan(512, prefix_cache_gib=float(re.findall(r"--prefix-cache ([\d.]+)", warning)[0]))
+    assert (made.warnings, made.context) == ((), 262_144)
+    (context,) = re.findall(r"--context (\d+)", warning)
+    assert plan(512, prefix_cache_gib=1, context=int(context)).warnings == ()
+    assert len(plan(512, prefix_cache_gib=1, context=int(context) + 1024).warnings) == 1
+
+
+def test_the_table_counts_the_block_of_one_mark_and_says_where_there_is_no_room() -> None:
+    made = plan(512)
+    for pages in (1, 3, 4096):
+        n_bytes = made.snapshot_bytes + pages * made.page_bytes
+        text = plan_table(plan(512, prefix_cache_bytes=n_bytes))
+        assert f"up to {pages * 64:,} tokens with one mark; each further one takes 110.3 MiB" in text
+    short = plan(512, prefix_cache_bytes=made.snapshot_bytes)
+    assert "no room for a mark, which takes" in plan_table(short)
+    assert "has no room for a mark" in short.warnings[0]
+    none = plan(512, prefix_cache_bytes=None, load_limit_bytes=needed(parallel=1) + made.snapshot_bytes)
+    assert none.prefix_cache_bytes == 0, "memory for a cache that holds nothing"
+    assert "off: no room for a mark" in plan_table(none)
+
+
+def test_a_tiny_context_that_nobody_asked_for_is_warned_of() -> None:
+    for context, tiny in ((32_768, False), (31_744, True), (1024, True)):
+        limit = needed(context=context, parallel=1)
+        made = plan(512, load_limit_bytes=limit)
+        assert made.context == context
+        assert bool(made.warnings) == tiny
+        assert plan(512, context=context, load_limit_bytes=limit).warnings == ()
+    assert made.warnings[0].startswith("there is room for a context of 1,024 tokens only")
+    (value,) = re.findall(r"--load-limit ([\d.]+)", made.warnings[0])
+    assert plan(512, load_limit_gib=float(value)).context == 262_144
+
+
+def test_the_refusal_of_the_docs_is_what_the_program_says() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"names what would fit.*?```\n(.*?)```", page, re.DOTALL)
+    start, end = " ".join(block.split()).split("...; ")
+    machine = Machine(192 * GIB, 192 * GIB, workers=2)
+    with pytest.raises(OutOfMemory) as caught:
+        make_plan(CONFIG, WEIGHTS[6], PlanSettings(ngram_table="resident", names=FLAGS), machine)
+    assert str(caught.value).startswith(start)
+    assert str(caught.value).endswith(end)
 
 
 def test_a_container_has_the_memory_of_its_group(tmp_path: Path) -> None:

@@ -45,11 +45,11 @@ def rope_tables(config: ModelConfig, context: int) -> tuple[Float32, float]:
     return _yarn_frequencies(powers, config, yarn), attention_factor(yarn)
 
 
-def check_context(config: ModelConfig, context: int) -> None:
-    """Raise `InvalidArgument` for a context, in tokens, that the model does not reach."""
+def check_context(config: ModelConfig, context: int, name: str = "context") -> None:
+    """Raise `InvalidArgument` for a context, in tokens, that the model does not reach; it calls it `name`."""
     if not 1 <= context <= config.largest_context:
         raise InvalidArgument(
-            f"context is {context}, but this model reaches from 1 to {config.largest_context} tokens "
+            f"{name} is {context}, but this model reaches from 1 to {config.largest_context} tokens "
             f"({_reach(config)}); ask for a smaller context"
         )
 

@@ -22,6 +22,9 @@ NGRAM_TABLE = ("auto", "resident", "streamed")
 """Where the n-gram table is: in memory, or in its file, of which the system keeps what it has room for; by
 default in memory where that fits."""
 
+DTYPES = ("bfloat16", "float32")
+"""Of activations and caches."""
+
 DRAFTS = 0
 """Most drafts of a sequence's round."""
 

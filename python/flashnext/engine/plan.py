@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NoReturn
 
+from flashnext.checkpoint.affine import SUPPORTED_BITS
 from flashnext.checkpoint.config import ModelConfig
+from flashnext.checkpoint.expected import converted, expected_tensors
 from flashnext.checkpoint.rope import check_context
 from flashnext.checkpoint.summary import TABLE
 from flashnext.engine.defaults import (
+    DTYPES,
     LIMIT_PERCENT,
     MAX_PARALLEL,
     MAX_ROUND_ROWS,
@@ -34,8 +37,10 @@ from flashnext.engine.sizes import (
     scratch_bytes,
     session_bytes,
     snapshot_bytes,
+    weight_sizes,
 )
-from flashnext.errors import InvalidArgument, OutOfMemory
+from flashnext.engine.wording import ARGUMENTS, Names
+from flashnext.errors import CheckpointError, InvalidArgument, OutOfMemory
 
 GIB = 1 << 30
 
@@ -44,6 +49,8 @@ LEAST_CONTEXT = 1024
 
 _CACHE_SHARE = 4  # a prefix cache that nobody sized gets this part of what weights and scratch leave
 _CACHE_CONTEXTS, _CACHE_MARKS = 32, 16  # and no more than so many contexts with so many marks each
+_TINY_CONTEXT = 8  # below this part of the model's window, a context that nobody asked for is warned of
+_CONVERTED_GROUP = 32  # of the checkpoints that a refusal names
 _PROCESS_BYTES = 69 << 20  # interpreter, libraries and server; measured in docs/memory.md
 _TOKEN_BYTES = 704  # of the tokenizer, an id of the vocabulary
 
@@ -76,9 +83,11 @@ class PlanSettings:
         round_rows: Rows of a round, 1 to 64; at least one a sequence.
         ngram_table: "resident", the n-gram table counts as in memory, or "streamed", its rows are read from
             its file as they are needed; "auto": streamed only where it would not fit otherwise.
-        prefix_cache_bytes: For cached prefixes, taken before sequences get theirs; 0: no cache.
+        prefix_cache_bytes: For cached prefixes, taken before sequences get theirs; 0: no cache; None: what
+            the plan finds.
         load_limit_bytes: Most that all of it takes; above 0.
         spill: Whether states are written to a directory and read from it, which takes memory for a moment.
+        names: How texts name what was asked for.
 
     Raises:
         InvalidArgument: A number is out of its range.
@@ -94,28 +103,39 @@ class PlanSettings:
     prefix_cache_bytes: int | None = 0
     load_limit_bytes: int | None = None
     spill: bool = False
+    names: Names = ARGUMENTS
 
     def __post_init__(self) -> None:
-        if self.parallel is not None and not 1 <= self.parallel <= MAX_PARALLEL:
-            raise InvalidArgument(f"parallel is {self.parallel}, expected 1 to {MAX_PARALLEL}")
-        if not 1 <= self.round_rows <= MAX_ROUND_ROWS:
-            raise InvalidArgument(f"round_rows is {self.round_rows}, expected 1 to {MAX_ROUND_ROWS}")
+        for argument, high in (("parallel", MAX_PARALLEL), ("round_rows", MAX_ROUND_ROWS)):
+            value = getattr(self, argument)
+            if (value is not None or argument == "round_rows") and not (
+                _is_whole(value) and 1 <= value <= high
+            ):
+                raise InvalidArgument(f"{self.names.name(argument)} is {value!r}, expected 1 to {high}")
+        if self.context is not None and not _is_whole(self.context):
+            raise InvalidArgument(
+                f"{self.names.name('context')} is {self.context!r}, expected a whole number of tokens"
+            )
         if self.parallel is not None and self.parallel > self.round_rows:
             raise InvalidArgument(
-                f"parallel is {self.parallel}, and a round has {self.round_rows} rows, one a request at "
-                "least; choose fewer, or more round_rows"
+                f"{self.names.name('parallel')} is {self.parallel}, and a round has {self.round_rows} rows, "
+                f"one a request at least; choose fewer, or a larger {self.names.name('round_rows')}"
             )
-        if self.ngram_table not in NGRAM_TABLE:
-            raise InvalidArgument(
-                f"ngram_table is {self.ngram_table!r}, expected one of {', '.join(NGRAM_TABLE)}"
-            )
+        for argument, known in (("ngram_table", NGRAM_TABLE), ("dtype", DTYPES)):
+            if getattr(self, argument) not in known:
+                raise InvalidArgument(
+                    f"{self.names.name(argument)} is {getattr(self, argument)!r}, expected one of "
+                    f"{', '.join(known)}"
+                )
         if self.load_limit_bytes is not None and self.load_limit_bytes <= 0:
             raise InvalidArgument(
-                f"the load limit is {size(self.load_limit_bytes)}, expected a size above 0 (--load-limit)"
+                f"{self.names.name('load_limit_gib')} is {size(self.load_limit_bytes)}, expected a size "
+                "above 0"
             )
         if self.prefix_cache_bytes is not None and self.prefix_cache_bytes < 0:
             raise InvalidArgument(
-                f"the prefix cache is {size(self.prefix_cache_bytes)}, expected 0 or more (--prefix-cache)"
+                f"{self.names.name('prefix_cache_gib')} is {size(self.prefix_cache_bytes)}, expected 0 or "
+                "more"
             )
 
 
@@ -137,7 +157,8 @@ class MemoryPlan:
         margin_bytes: What the process has beside the model.
         limit_bytes: Most that all of it may take.
         ram_bytes: Memory of the machine.
-        warnings: Sentences about the limit.
+        prefix_cache_wanted: Whether there was to be a cache; without, it is off by request.
+        warnings: Sentences about the limit, and about what there is no room for.
     """
 
     context: int
@@ -153,6 +174,7 @@ class MemoryPlan:
     margin_bytes: int
     limit_bytes: int
     ram_bytes: int
+    prefix_cache_wanted: bool = False
     warnings: tuple[str, ...] = ()
 
     @property
@@ -169,6 +191,16 @@ class MemoryPlan:
     def pages_bytes(self) -> int:
         """Bytes of all pages of the sequences."""
         return self.n_pages * self.page_bytes
+
+    @property
+    def mark_bytes(self) -> int:
+        """Bytes of the least that a prefix cache can hold: one snapshot, and a page."""
+        return self.snapshot_bytes + self.page_bytes
+
+    @property
+    def cached_context_bytes(self) -> int:
+        """Bytes of one whole context in a prefix cache, with one snapshot."""
+        return self.snapshot_bytes + self.pages_bytes
 
     @property
     def model_bytes(self) -> int:
@@ -194,8 +226,8 @@ def make_plan(
     """Choose what was left open, and see that all of it fits.
 
     An open context is the model's window; an open number of sequences 16, or as many as rounds have rows and
-    contexts have pages. Where that does not fit, sequences give way first, down to one, then the n-gram table
-    is streamed, then the context gives way.
+    contexts have pages. Where that does not fit, sequences give way first, down to one, then an open prefix
+    cache, down to nothing, then the n-gram table is streamed, then the context gives way.
 
     Args:
         config: The model's sizes; without a draft head where none is loaded.
@@ -207,9 +239,7 @@ def make_plan(
         InvalidArgument: The context is not one of the model's.
         OutOfMemory: It does not fit; the text says what would.
     """
-    context = config.default_context if settings.context is None else settings.context
-    check_context(config, context)
-    return _Planner(config, weights, settings, machine).plan(context)
+    return _Planner(config, weights, settings, machine).plan()
 
 
 class _Planner:
@@ -219,39 +249,53 @@ class _Planner:
         self, config: ModelConfig, weights: WeightSizes, settings: PlanSettings, machine: Machine
     ) -> None:
         self._config = config
+        self._given = weights
         self._weights = weights.streamed() if settings.ngram_table == "streamed" else weights
         self._settings = settings
         self._machine = machine
         self._limit, self._most, self._warnings = _limit(settings, machine)
+        self._context = config.default_context if settings.context is None else settings.context
+        check_context(config, self._context, settings.names.name("context"))
 
-    def plan(self, context: int) -> MemoryPlan:
-        """Make the plan of this context, or of a lower one where it was left open."""
-        settings, limit = self._settings, self._limit
-        sequences = settings.parallel or 1
-        cache = settings.prefix_cache_bytes
+    def plan(self) -> MemoryPlan:
+        """Make the plan, or say what would fit."""
+        made = self.fitting()
+        if made is None:
+            self._refuse()
+        warnings = (self._table_warning(), self._context_warning(made), self._cache_warning(made))
+        return replace(made, warnings=(*self._warnings, *filter(None, warnings)))
+
+    def fitting(self) -> MemoryPlan | None:
+        """Make the plan, without warnings; None where nothing fits that was left open."""
+        context, sequences, cache = self._chosen()
+        if self._bytes(context, sequences, cache) > self._limit:
+            return None
+        if self._settings.parallel is None:
+            most = min(PARALLEL, self._settings.round_rows, n_pages(context))
+            sequences = _largest(1, most, lambda n: self._bytes(context, n, cache) <= self._limit)
+        return self._sized(context, sequences, cache)
+
+    def _chosen(self) -> tuple[int, int, int]:
+        """Choose a context, the fewest sequences and a cache in bytes, whether or not they fit."""
+        settings, limit, context = self._settings, self._limit, self._context
+        sequences, cache = settings.parallel or 1, settings.prefix_cache_bytes
         if settings.ngram_table == "auto" and self._bytes(context, sequences, cache or 0) > limit:
             self._weights = self._weights.streamed()
         if cache is None:
             needed = self._sized(context, sequences, 0)
             fixed = needed.weights.total_bytes + needed.scratch_bytes + needed.margin_bytes
             most = _CACHE_CONTEXTS * (needed.pages_bytes + _CACHE_MARKS * needed.snapshot_bytes)
-            cache = max(0, min((limit - fixed) // _CACHE_SHARE, limit - needed.total_bytes, most))
+            cache = min((limit - fixed) // _CACHE_SHARE, limit - needed.total_bytes, most)
+            if cache < needed.mark_bytes:
+                cache = 0
         if settings.context is None and self._bytes(context, sequences, cache) > limit:
             context = self._largest_context(context, sequences, cache) or context
-        if self._bytes(context, sequences, cache) > limit:
-            self._refuse(context, sequences, cache)
-        if settings.parallel is None:
-            most = min(PARALLEL, settings.round_rows, n_pages(context))
-            sequences = _largest(1, most, lambda n: self._bytes(context, n, cache) <= limit)
-        return self._sized(context, sequences, cache)
+        return context, sequences, cache
 
-    def _table_warning(self) -> Iterator[str]:
-        n_bytes = self._weights.parts.get(TABLE, 0)
-        if self._settings.ngram_table == "streamed" and n_bytes:
-            yield (
-                f"{size(n_bytes)} of the n-gram table cannot be streamed: they do not lie in their file as a "
-                "device reads them, and are copied into memory; convert the checkpoint again"
-            )
+    def _with(self, machine: Machine | None = None, **changes: Any) -> MemoryPlan | None:
+        """Plan the same with other settings; None where that does not fit."""
+        settings = replace(self._settings, **changes)
+        return _Planner(self._config, self._given, settings, machine or self._machine).fitting()
 
     def _sized(self, context: int, sequences: int, cache: int) -> MemoryPlan:
         c, s = self._config, self._settings
@@ -276,7 +320,7 @@ class _Planner:
             margin_bytes=margin,
             limit_bytes=self._limit,
             ram_bytes=self._machine.ram_bytes,
-            warnings=(*self._warnings, *self._table_warning()),
+            prefix_cache_wanted=s.prefix_cache_bytes != 0,
         )
 
     def _bytes(self, context: int, sequences: int, cache: int) -> int:
@@ -284,14 +328,106 @@ class _Planner:
 
     def _largest_context(self, below: int, sequences: int, cache: int) -> int:
         """Find the largest multiple of LEAST_CONTEXT that fits, at most `below`; 0 for none."""
-        n = _largest(
+        return LEAST_CONTEXT * _largest(
             0,
             below // LEAST_CONTEXT,
             lambda k: k == 0 or self._bytes(k * LEAST_CONTEXT, sequences, cache) <= self._limit,
         )
-        return n * LEAST_CONTEXT
 
-    def _refuse(self, context: int, sequences: int, cache: int) -> NoReturn:
+    # --- warnings
+
+    def _table_warning(self) -> str:
+        n_bytes = self._weights.parts.get(TABLE, 0)
+        if self._settings.ngram_table != "streamed" or not n_bytes:
+            return ""
+        return (
+            f"{size(n_bytes)} of the n-gram table cannot be streamed: they do not lie in their file as a "
+            "device reads them, and are copied into memory; convert the checkpoint again"
+        )
+
+    def _context_warning(self, made: MemoryPlan) -> str:
+        """Tell of a context that nobody asked for and that is short for this model."""
+        if self._settings.context is not None or made.context * _TINY_CONTEXT >= self._context:
+            return ""
+        text = (
+            f"there is room for a context of {made.context:,} tokens only, and the model's window is "
+            f"{self._context:,}"
+        )
+        needed = self._bytes(self._context, self._settings.parallel or 1, made.prefix_cache_bytes)
+        if needed > self._most:
+            return f"{text}; a checkpoint of fewer bits or a larger machine has room for more"
+        return f"{text}; for all of it choose a higher limit ({self._change('load_limit_gib', _up(needed))})"
+
+    def _cache_warning(self, made: MemoryPlan) -> str:
+        """Tell of a prefix cache that lacks room for one whole context, though nobody turned it off."""
+        n_bytes, whole = made.prefix_cache_bytes, made.cached_context_bytes
+        if not made.prefix_cache_wanted or n_bytes >= whole:
+            return ""
+        least = f"one whole context of {made.context:,} tokens with one mark takes {size(whole)}"
+        if not n_bytes:
+            text = (
+                f"the prefix cache is off for want of room, and every prompt is read from its start; {least}"
+            )
+        elif n_bytes < made.mark_bytes:
+            text = (
+                f"the prefix cache of {size(n_bytes)} has no room for a mark ({size(made.mark_bytes)}), and "
+                f"every prompt is read from its start; {least}"
+            )
+        else:
+            text = f"the prefix cache has {size(n_bytes)}, and {least}"
+        ways = ", or ".join(self._ways_to_cache(made))
+        return f"{text}; there would be room for one with {ways}" if ways else text
+
+    def _ways_to_cache(self, made: MemoryPlan) -> Iterator[str]:
+        """Name changes with which the prefix cache holds one whole context."""
+
+        def holds(**changes: Any) -> MemoryPlan | None:
+            other = self._with(**changes)
+            enough = other is not None and other.prefix_cache_bytes >= other.cached_context_bytes
+            return other if enough else None
+
+        steps = (made.context - 1) // LEAST_CONTEXT
+        alone = LEAST_CONTEXT * _largest(
+            0, steps, lambda k: k == 0 or holds(context=k * LEAST_CONTEXT) is not None
+        )
+        if alone:
+            yield f"a smaller context ({self._change('context', alone)})"
+        larger = _up(made.cached_context_bytes)
+        if (other := holds(prefix_cache_bytes=int(larger * GIB))) and other.context == made.context:
+            yield f"a larger cache ({self._change('prefix_cache_gib', larger)})"
+        else:
+            pages = made.pages_bytes // made.n_pages
+
+            def cache(context: int) -> float:
+                return _up(n_pages(context) * pages + made.snapshot_bytes)
+
+            both = LEAST_CONTEXT * _largest(
+                0,
+                steps,
+                lambda k: (
+                    k == 0
+                    or holds(
+                        context=k * LEAST_CONTEXT, prefix_cache_bytes=int(cache(k * LEAST_CONTEXT) * GIB)
+                    )
+                    is not None
+                ),
+            )
+            if both > alone:
+                yield (
+                    f"a smaller context and a cache for it ({self._change('context', both)}"
+                    f"{' ' if self._settings.names.flags else ', '}"
+                    f"{self._change('prefix_cache_gib', cache(both))})"
+                )
+        if made.weights.table_bytes and holds(ngram_table="streamed"):
+            yield f"the n-gram table streamed ({self._change('ngram_table', 'streamed')})"
+
+    # --- refusals
+
+    def _change(self, argument: str, value: float | str) -> str:
+        return self._settings.names.change(argument, value)
+
+    def _refuse(self) -> NoReturn:
+        context, sequences, cache = self._chosen()
         asked, ram = self._sized(context, sequences, cache), self._machine.ram_bytes
         parts = {
             "weights": asked.weights.total_bytes,
@@ -301,60 +437,105 @@ class _Planner:
             "prefix cache": cache,
             "margin": asked.margin_bytes,
         }
+        count = "one sequence" if sequences == 1 else f"{sequences} sequences"
         raise OutOfMemory(
-            f"{size(asked.total_bytes)} of memory are needed and the limit is {size(self._limit)}, "
-            f"{100 * self._limit / ram:.0f} % of {size(ram)}: "
+            f"{size(asked.total_bytes)} of memory are needed for {count} with a context of {context:,} "
+            f"tokens, and the limit is {size(self._limit)}, {100 * self._limit / ram:.0f} % of {size(ram)}: "
             f"{', '.join(f'{name} {size(n)}' for name, n in parts.items())}; "
             f"{self._advice(context, sequences, cache)}"
         )
 
     def _advice(self, context: int, sequences: int, cache: int) -> str:
-        """Say what would fit: one change alone, else all of them, else nothing here."""
+        """Say what would fit: one change alone, else all of them; other weights where these are too large."""
         ways = list(self._ways_out(context, sequences, cache))
-        if ways:
-            return f"what would fit: {', '.join(ways)}"
-        least_context, streamed = min(context, LEAST_CONTEXT), ""
+        least_context, streamed = min(context, LEAST_CONTEXT), False
         if self._bytes(least_context, 1, 0) > self._limit and self._weights.table_bytes:
-            self._weights = self._weights.streamed()
-            streamed = ", the n-gram table streamed"
+            self._weights, streamed = self._weights.streamed(), True
         least = self._bytes(least_context, 1, 0)
+        others = self._other_checkpoint() if least > self._limit else ""
+        if ways:
+            return f"what would fit: {', or '.join(filter(None, (*ways, others)))}"
         if least <= self._most:
-            streamed += " (--ngram-table streamed)" if streamed else ""
             lower = self._largest_context(context, 1, 0) or least_context
-            without = " without a prefix cache" if cache else ""
-            higher = f", a higher limit (--load-limit {_up(least)})" if least > self._limit else ""
-            return (
-                f"what would fit: one sequence (--parallel 1) and a context of {lower} (--context){without}"
-                f"{streamed}{higher}"
-            )
+            changes = [
+                f"one sequence ({self._change('parallel', 1)})",
+                f"a context of {lower:,} ({self._change('context', lower)})",
+            ]
+            if cache:
+                changes.append(f"no prefix cache ({self._change('prefix_cache_gib', 0)})")
+            if streamed:
+                changes.append(f"the n-gram table streamed ({self._change('ngram_table', 'streamed')})")
+            if least > self._limit:
+                changes.append(f"a higher limit ({self._change('load_limit_gib', _up(least))})")
+            return f"what would fit, all together: {', '.join(changes)}{others and f'; or else {others}'}"
+        table = " and the n-gram table streamed" if self._weights.streamed_bytes else ""
         return (
-            f"even the smallest plan, one sequence and a context of {least_context}{streamed}, takes "
-            f"{size(least)}; try a checkpoint of fewer bits, or a machine of "
-            f"{math.ceil(least * 100 / LIMIT_PERCENT / GIB)} GiB"
+            f"even one sequence with a context of {least_context:,}{table} takes {size(least)}; "
+            f"what would fit: {others}{', or ' if others else ''}{self._other_machine(least)}"
         )
 
+    def _other_checkpoint(self) -> str:
+        """Name the most bits with which a converted checkpoint fits here."""
+        for bits in sorted(SUPPORTED_BITS, reverse=True):
+            try:
+                quantization = converted(self._config, bits, _CONVERTED_GROUP)
+            except CheckpointError:
+                return ""
+            weights = weight_sizes(self._config, expected_tensors(self._config, quantization))
+            if weights.total_bytes >= self._given.total_bytes:
+                continue
+            least = replace(
+                self._settings, context=None, parallel=1, prefix_cache_bytes=0, ngram_table="auto"
+            )
+            for settings in (self._settings, least):
+                made = _Planner(self._config, weights, settings, self._machine).fitting()
+                if made is not None:
+                    return (
+                        f"a checkpoint of {bits} bits with a context of {made.context:,} (`flashnext "
+                        f"convert --bits {bits}` makes it of a bf16 one, `flashnext plan --bits {bits}` "
+                        "plans it)"
+                    )
+        return ""
+
+    def _other_machine(self, least: int) -> str:
+        """Name a machine that has room for the smallest plan, and the context that it gives."""
+        gib = math.ceil(least * 100 / LIMIT_PERCENT / GIB)
+        machine = Machine(gib * GIB, gib * GIB, self._machine.workers)
+        made = self._with(
+            machine, context=None, parallel=1, prefix_cache_bytes=0, ngram_table="auto", load_limit_bytes=None
+        )
+        context = f" and a context of {made.context:,}" if made else ""
+        return f"a machine of {gib} GiB with one sequence{context}"
+
     def _ways_out(self, context: int, sequences: int, cache: int) -> Iterator[str]:
-        """Name single changes that make it fit, with their numbers."""
-        limit = self._limit
+        """Name single changes that make it fit, with their numbers and the context that they give."""
+        settings, limit = self._settings, self._limit
+        is_open = settings.context is None
+
+        def got(made: MemoryPlan) -> str:
+            return f" with a context of {made.context:,}" if is_open else ""
+
         # One that was left open would be lowered then.
-        lowered = context if self._settings.context else min(context, LEAST_CONTEXT)
-        if sequences > 1 and self._bytes(lowered, 1, cache) <= limit:
-            n = _largest(1, sequences, lambda n: self._bytes(lowered, n, cache) <= limit)
-            yield f"fewer sequences (--parallel {n})"
+        lowered = min(context, LEAST_CONTEXT) if is_open else context
+        if sequences > 1 and self._with(parallel=1):
+            n = _largest(1, sequences - 1, lambda n: self._with(parallel=n) is not None)
+            if made := self._with(parallel=n):
+                yield f"fewer sequences ({self._change('parallel', n)}){got(made)}"
         if lower := self._largest_context(context, sequences, cache):
-            yield f"a smaller context (--context {lower})"
-        resident = self._weights
-        if resident.table_bytes:
-            self._weights = resident.streamed()
-            if self._bytes(lowered, sequences, cache) <= limit:
-                yield "the n-gram table streamed (--ngram-table streamed)"
-            self._weights = resident
-        left = limit - self._bytes(lowered, sequences, 0)
-        if cache and left >= 0:  # rounded so that what is printed does fit
-            yield f"a smaller prefix cache (--prefix-cache {math.floor(left / GIB * 100) / 100:g})"
-        for wanted in (context, lowered):
-            if (needed := self._bytes(wanted, sequences, cache)) <= self._most:
-                yield f"a higher limit (--load-limit {_up(needed)})"
+            yield f"a smaller context ({self._change('context', lower)})"
+        if self._weights.table_bytes and (made := self._with(ngram_table="streamed")):
+            yield f"the n-gram table streamed ({self._change('ngram_table', 'streamed')}){got(made)}"
+        for wanted in dict.fromkeys((context, lowered)):
+            left = limit - self._bytes(wanted, sequences, 0)
+            gib = math.floor(left / GIB * 100) / 100  # rounded so that what is printed does fit
+            if cache and left >= 0 and (made := self._with(prefix_cache_bytes=int(gib * GIB))):
+                yield f"a smaller prefix cache ({self._change('prefix_cache_gib', gib)}){got(made)}"
+                break
+        for wanted in dict.fromkeys((context, lowered)):
+            needed = self._bytes(wanted, sequences, cache)
+            higher = _up(needed)
+            if needed <= self._most and (made := self._with(load_limit_bytes=int(higher * GIB))):
+                yield f"a higher limit ({self._change('load_limit_gib', higher)}){got(made)}"
                 break
 
 
@@ -380,9 +561,13 @@ def _limit(settings: PlanSettings, machine: Machine) -> tuple[int, int, tuple[st
     return limit, most, tuple(warnings)
 
 
-def _up(n_bytes: int) -> str:
-    """Write GiB, rounded so that what is printed is enough."""
-    return f"{math.ceil(n_bytes / GIB * 100) / 100:g}"
+def _up(n_bytes: int) -> float:
+    """Turn bytes into GiB, rounded so that what is printed is enough."""
+    return math.ceil(n_bytes / GIB * 100) / 100
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _largest(low: int, high: int, fits: Callable[[int], bool]) -> int:

@@ -51,9 +51,11 @@ def _sequences(plan: MemoryPlan) -> str:
 
 def _cache(plan: MemoryPlan) -> str:
     if not plan.prefix_cache_bytes:
-        return "off"
-    tokens = plan.prefix_cache_bytes // plan.page_bytes * PAGE_TOKENS
-    return f"up to {tokens:,} tokens; a snapshot takes {size(plan.snapshot_bytes)}"
+        return "off: no room for a mark" if plan.prefix_cache_wanted else "off"
+    if plan.prefix_cache_bytes < plan.mark_bytes:
+        return f"no room for a mark, which takes {size(plan.mark_bytes)}"
+    tokens = (plan.prefix_cache_bytes - plan.snapshot_bytes) // plan.page_bytes * PAGE_TOKENS
+    return f"up to {tokens:,} tokens with one mark; each further one takes {size(plan.snapshot_bytes)}"
 
 
 def explain(config: ModelConfig) -> str:
