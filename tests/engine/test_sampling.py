@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from flashnext.errors import CheckpointError
 from flashnext.text.messages import InvalidField
 
 NAN, INF = float("nan"), float("inf")
+
+
+FLAGS = [field.name for field in fields(Sampling) if isinstance(field.default, bool)]
 
 
 @pytest.mark.parametrize(
@@ -29,6 +33,7 @@ NAN, INF = float("nan"), float("inf")
         ("logprobs", [-1, 21, True]),
         ("stop", ["a", ["a"] * 17]),
         ("priority", ["high", "", None, ["normal"]]),
+        *((name, ["no", "", 0, 1, None]) for name in FLAGS),
     ],
 )
 def test_a_value_out_of_its_range_is_refused_by_name(field: str, values: list[Any]) -> None:

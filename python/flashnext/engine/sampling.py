@@ -18,6 +18,7 @@ MAX_STOP_CHARS = 4096
 MAX_TOP_LOGPROBS = 20
 PRIORITIES = ("normal", "background")
 
+_FLAGS = ("draft", "cache", "ignore_eos", "parallel_calls", "prompt_logprobs")
 # name: (lowest, highest, whether the lowest itself is allowed)
 _RANGES = {
     "temperature": (0.0, 100.0, True),
@@ -85,6 +86,9 @@ class Sampling:
         Raises:
             InvalidField: The first field that is out of its range.
         """
+        for name in _FLAGS:
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidField(name, f"expected True or False, found {getattr(self, name)!r}"[:200])
         for name, (low, high, closed) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not (
