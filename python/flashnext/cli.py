@@ -28,9 +28,10 @@ from flashnext.engine.defaults import (
     ROUND_ROWS,
     SPILL_GIB,
 )
+from flashnext.engine.wording import FLAGS
 from flashnext.errors import FlashnextError
 from flashnext.server.configuration import Parser, parse, written
-from flashnext.server.options import add_options, cache_gib, gib, parallel, settings_of
+from flashnext.server.options import CACHE_AUTO, add_options, cache_gib, folder, gib, parallel, settings_of
 from flashnext.version import VERSION
 
 # What takes long to import is imported where it is needed, so that --help and refusals are instant.
@@ -56,9 +57,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(argv: Sequence[str] | None = None) -> int:
     """Run `flashnext-serve ARGV` until a signal; the status is 0, or 1 after an error told in one line."""
     try:
-        args, sources = parse(_serve_parser(), argv, os.environ)
+        parser = _serve_parser()
+        args, sources = parse(parser, argv, os.environ)
         if args.print_config:
-            print(written(args, sources))
+            print(written(parser, args, sources))
             return 0
         _interrupted.clear()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -129,20 +131,19 @@ def _serve_parser() -> argparse.ArgumentParser:
         type=cache_gib,
         metavar="auto|GIB",
         help="memory for prompts that were read, so that others go on from them; 0 for none (default auto: "
-        "up to a quarter of what the weights leave)",
+        f"{CACHE_AUTO})",
     )
     engine.add_argument(
         "--spill-dir",
-        type=Path,
+        type=folder,
         metavar="FOLDER",
         help="folder for what the prefix cache has no room for; holds what prompts say (default: none)",
     )
     engine.add_argument(
         "--spill-limit",
         type=gib,
-        default=SPILL_GIB,
         metavar="GIB",
-        help=f"most that the files there take (default {SPILL_GIB:g})",
+        help=f"most that the files there take; only with --spill-dir (default {SPILL_GIB:g})",
     )
     engine.add_argument("--device", default="auto", help="auto or cpu (default auto)")
     engine.add_argument(
@@ -261,6 +262,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
         spill_dir=args.spill_dir,
         spill_limit_gib=args.spill_limit,
         planned=_show_plan,
+        names=FLAGS,
     )
     loading = Loading(load, _progress(path), service)
 

@@ -28,9 +28,13 @@ from flashnext.checkpoint.convert import convert as convert_checkpoint
 from flashnext.checkpoint.expected import describe
 from flashnext.checkpoint.summary import Summary
 from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_WINDOW, NGRAM_TABLE, PARALLEL, ROUND_ROWS
+from flashnext.engine.wording import FLAGS
 from flashnext.errors import FlashnextError
-from flashnext.server.options import cache_gib, gib, parallel
+from flashnext.server.configuration import Parser
+from flashnext.server.options import CACHE_AUTO, cache_gib, folder, gib, parallel
 from flashnext.version import VERSION
+
+_MOST_SHOWN = 5  # names of files
 
 Run = Callable[[argparse.Namespace], None]
 
@@ -110,11 +114,12 @@ def plan(parser: argparse.ArgumentParser) -> Run:
         "--prefix-cache",
         type=cache_gib,
         metavar="auto|GIB",
-        help="for cached prefixes, taken before sequences get theirs; 0 for none (default auto)",
+        help="for cached prefixes, taken before further sequences get theirs; 0 for none (default auto: "
+        f"{CACHE_AUTO})",
     )
     parser.add_argument(
         "--spill-dir",
-        type=Path,
+        type=folder,
         metavar="FOLDER",
         help="as of the server: what is on its way to and from the disk counts; the folder is left alone",
     )
@@ -182,6 +187,7 @@ def plan(parser: argparse.ArgumentParser) -> Run:
                 spill=args.spill_dir is not None,
                 prefix_cache_bytes=None if args.prefix_cache is None else int(args.prefix_cache * GIB),
                 load_limit_bytes=None if args.load_limit is None else int(args.load_limit * GIB),
+                names=FLAGS,
             ),
             Machine(ram, ram, processors()),
         )
@@ -197,23 +203,33 @@ def plan(parser: argparse.ArgumentParser) -> Run:
 def cache(parser: argparse.ArgumentParser) -> Run:
     """Show or remove what a server's --spill-dir holds."""
     parser.add_argument("action", choices=("ls", "clear"), help="show the marks, or remove all of them")
-    parser.add_argument("folder", type=Path, help="the folder")
+    parser.add_argument("folder", type=folder, help="the folder; ls may look while a server has it")
 
     def run(args: argparse.Namespace) -> None:
+        from flashnext.checkpoint.config import PAGE_TOKENS
         from flashnext.engine.marks import Kind
         from flashnext.engine.spill_files import clear, listed
 
         if args.action == "clear":
-            n, n_bytes = clear(args.folder)
+            n, n_bytes, left = clear(args.folder)
             print(f"{args.folder}: {_count(n, 'file')} removed, {_gib(n_bytes)}")
+            if left:
+                shown = ", ".join(map(ascii, left[:_MOST_SHOWN])) + (
+                    ", ..." if len(left) > _MOST_SHOWN else ""
+                )
+                print(f"{args.folder}: {_count(len(left), 'file')} of other names left: {shown}")
             return
-        marks, n_bytes = listed(args.folder)
-        print(f"{'tokens':>9}{'last used':>22}  kind")
+        marks, n_bytes = listed(args.folder, PAGE_TOKENS)
+        print(f"{'tokens':>9}{'size':>12}{'last used':>22}  {'model':<8}  kind")
         for mark in marks:
-            used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mark.used))
-            kind = Kind(mark.header["kind"]).name.lower() + (", pinned" if mark.header["pinned"] else "")
-            print(f"{len(mark.rows):>9,}{used:>22}  {kind}")
-        print(f"{_count(len(marks), 'mark')}, {_gib(n_bytes)} with their pages")
+            header = mark.entry.header
+            used = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(mark.entry.used))
+            model = ascii(str(header.get("identity")))[1:9]
+            kind = Kind(header["kind"]).name.lower() + (", pinned" if header["pinned"] else "")
+            print(f"{len(mark.entry.rows):>9,}{_gib(mark.size_bytes):>12}{used:>22}  {model:<8}  {kind}")
+        print(
+            f"{_count(len(marks), 'mark')}, {_gib(n_bytes)} in all; sizes are with pages, which marks share"
+        )
 
     return run
 
@@ -244,6 +260,7 @@ def replay(parser: argparse.ArgumentParser) -> Run:
             context=record.context,
             parallel=1,
             load_limit_gib=args.load_limit,
+            names=FLAGS,
         ) as engine:
             for i, (was, now) in enumerate(zip(record.token_shas, record.replay(engine), strict=True)):
                 differ += was != now
@@ -310,14 +327,16 @@ COMMANDS = (cache, convert, inspect, plan, pull, replay)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `flashnext ARGV`; the exit status is 0, 1 after an error (told in one line), 130 after Ctrl-C."""
-    parser = argparse.ArgumentParser(prog="flashnext", description="Tools around flashnext checkpoints.")
+    parser = Parser(prog="flashnext", description="Tools around flashnext checkpoints.")
     parser.add_argument("--version", action="version", version=f"flashnext {VERSION}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for command in COMMANDS:
         doc = command.__doc__ or ""
         sub = subparsers.add_parser(command.__name__, help=doc.splitlines()[0].rstrip("."), description=doc)
-        sub.set_defaults(run=command(sub))
-    args = parser.parse_args(argv)
+        sub.set_defaults(run=command(sub), parser=sub)
+    args, stray = parser.parse_known_args(argv)
+    if stray:
+        args.parser.error(f"unrecognized arguments: {' '.join(stray)}")
     try:
         args.run(args)
         sys.stdout.flush()

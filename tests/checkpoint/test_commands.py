@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashnext import commands
+from flashnext import cli, commands
 from flashnext.checkpoint import open_checkpoint
 from flashnext.engine.engine import Engine
 from support.published import PUBLISHED
@@ -69,7 +69,7 @@ def test_plan_needs_nothing_but_a_config(tmp_path: Path, capsys: pytest.CaptureF
     out = capsys.readouterr().out
     for words in ("147.22", "30,784 B in 13 layers", "110.1 MiB", "7.515 GiB", "without the draft head"):
         assert words in out, words
-    assert "tokens; a snapshot takes 110.3 MiB" in out
+    assert "tokens with one mark; each further one takes 110.3 MiB" in out
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,10 @@ def test_plan_refuses_in_one_sentence_what_does_not_fit(
     assert captured.out == ""
     assert len(captured.err.splitlines()) == 1
     streamed = "the n-gram table streamed (--ngram-table streamed)"
-    assert f"what would fit: {streamed}, a higher limit (--load-limit 15" in captured.err
+    assert (
+        f"what would fit: {streamed} with a context of 262,144, or a higher limit (--load-limit 15"
+        in captured.err
+    )
     assert commands.main(asked) == 0
     assert "streamed: 41.72 GiB stay in their file" in capsys.readouterr().out
     assert commands.main(["plan", "--load-limit", "0.9", "--ram", "1"]) == 0
@@ -127,8 +130,19 @@ def test_plan_refuses_in_one_sentence_what_does_not_fit(
         (["convert", str(TINY), str(TINY)], "is not empty"),
         (["convert", str(TINY_6BIT), "nowhere/out"], "does not exist; make it first"),
         (["plan", "--model", "nowhere"], "flashnext: nowhere does not exist"),
+        (["plan", "--model", "org/name"], "`flashnext pull org/name` fetches one of a hub"),
+        (["inspect", "org/name@v1"], "`flashnext pull org/name@v1` fetches one of a hub"),
+        (["plan", "--round-rows", "65"], "--round-rows is 65, expected 1 to 64"),
+        (["plan", "--parallel", "33"], "a larger --round-rows"),
+        (
+            ["cache", "ls", "nowhere"],
+            "nowhere: no such folder; expected one that a server had as --spill-dir",
+        ),
+        (["cache", "clear", "nowhere"], "nowhere: no such folder"),
+        (["cache", "ls", str(TINY / "config.json")], "config.json: is a file, expected a folder"),
+        (["cache", "clear", str(TINY)], "no files of a prefix cache; expected a folder that a server had"),
         (["plan", "--group", "64"], "--group and --table-group are of a conversion; give --bits too"),
-        (["plan", "--context", "0"], "context is 0, but this model reaches from 1 to 32768"),
+        (["plan", "--context", "0"], "--context is 0, but this model reaches from 1 to 32768"),
     ],
 )
 def test_errors_are_one_line_and_status_1(
@@ -152,6 +166,8 @@ def test_errors_are_one_line_and_status_1(
         ["plan", "--ram", "0"],
         ["plan", "--drafts", "16"],
         ["plan", "--json", "--explain"],
+        ["plan", "--spill-dir", ""],
+        ["cache", "ls", ""],
     ],
 )
 def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,6 +175,29 @@ def test_wrong_usage_is_status_2(arguments: list[str], capsys: pytest.CaptureFix
         commands.main(arguments)
     assert caught.value.code == 2
     assert "usage: flashnext" in capsys.readouterr().err
+
+
+def test_a_stray_argument_is_told_with_the_usage_of_its_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        commands.main(["plan", "stray", "--spil-limit", "3"])
+    assert caught.value.code == 2
+    told = capsys.readouterr().err
+    assert "usage: flashnext plan" in told
+    assert "unrecognized arguments: stray --spil-limit 3" in told
+
+
+@pytest.mark.parametrize("value", ["x", "-1", "0.0001", "nan", "inf"])
+def test_a_wrong_cache_size_is_told_what_it_may_be(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        commands.main(["plan", f"--prefix-cache={value}"])
+    assert "expected auto, 0, or GiB from 0.001 to 1,000,000, found" in capsys.readouterr().err
+
+
+def test_help_says_what_an_automatic_cache_is(capsys: pytest.CaptureFixture[str]) -> None:
+    for program in (commands.main, cli.serve):
+        with pytest.raises(SystemExit):
+            program(["plan", "--help"] if program is commands.main else ["--help"])
+        assert "a quarter of what weights and scratch leave" in " ".join(capsys.readouterr().out.split())
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -496,6 +496,28 @@ def test_loading_tells_its_stages_and_refuses_by_name(tmp_path: Path) -> None:
         ({"gap_ms": -1}, "gap_ms is -1, expected 0 or more"),
         ({"load_limit_gib": 0}, r"load_limit_gib is 0, expected GiB from 0\.001 to 1,000,000"),
         ({"load_limit_gib": float("nan")}, "load_limit_gib is nan"),
+        ({"load_limit_gib": "x"}, r"load_limit_gib is 'x', expected GiB from 0\.001"),
+        ({"prefix_cache_gib": "x"}, r"prefix_cache_gib is 'x', expected GiB from 0\.001 to 1,000,000, or 0"),
+        ({"prefix_cache_gib": True}, "prefix_cache_gib is True, expected GiB"),
+        ({"spill_limit_gib": [1], "spill_dir": "x"}, r"spill_limit_gib is \[1\], expected GiB"),
+        (
+            {"spill_limit_gib": 1},
+            "spill_limit_gib is 1, but there is no spill directory .* give spill_dir too",
+        ),
+        ({"spill_dir": ""}, "spill_dir is '', expected a folder"),
+        ({"spill_dir": 3}, "spill_dir is 3, expected a folder"),
+        ({"gap_ms": "x"}, "gap_ms is 'x', expected 0 or more"),
+        ({"gap_ms": float("nan")}, "gap_ms is nan, expected 0 or more"),
+        ({"drafts": "x"}, "drafts is 'x', expected 0 to 15"),
+        ({"drafts": 1.0}, r"drafts is 1\.0, expected 0 to 15"),
+        ({"parallel": "x"}, "parallel is 'x', expected 1 to 64"),
+        ({"round_rows": None}, "round_rows is None, expected 1 to 64"),
+        ({"context": "x"}, "context is 'x', expected a whole number of tokens"),
+        ({"ngram_table": 1}, "ngram_table is 1, expected one of auto, resident, streamed"),
+        ({"dtype": "int3"}, "dtype is 'int3', expected one of bfloat16, float32"),
+        ({"lone": "no"}, "lone is 'no', expected True or False"),
+        ({"prices": 0}, "prices is 0, expected True or False"),
+        ({"serial_drafts": None}, "serial_drafts is None, expected True or False"),
     ]
     for arguments, message in wrong:
         with pytest.raises(InvalidArgument, match=message):
@@ -545,7 +567,7 @@ def test_a_load_limit_lowers_what_nobody_asked_for_and_replies_stay_the_same(eng
 
 def test_what_is_refused_was_not_loaded() -> None:
     stages: list[str] = []
-    with pytest.raises(OutOfMemory, match=r"of memory are needed and the limit is 10\.2 MiB"):
+    with pytest.raises(OutOfMemory, match=r"of memory are needed for one .* and the limit is 10\.2 MiB"):
         Engine(load_limit_gib=0.01, progress=stages.append, planned=lambda plan: pytest.fail("planned"))
     assert "weights" not in stages
 

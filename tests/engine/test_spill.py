@@ -416,13 +416,56 @@ def test_the_command_lists_and_clears(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["cache", "ls", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "24" in out and "system, pinned" in out
+    assert IDENTITY[:8] in out  # of which model it is
     assert main(["cache", "clear", str(tmp_path)]) == 1
     assert "another process uses it" in capsys.readouterr().err
     server.close()
     assert main(["cache", "clear", str(tmp_path)]) == 0
     assert files.list_files(tmp_path) == []
-    assert main(["cache", "ls", str(tmp_path / "none")]) == 1
-    assert "cannot be read" in capsys.readouterr().err
+    assert "left" not in capsys.readouterr().out
+    assert main(["cache", "ls", str(tmp_path)]) == 0  # it is empty, and still one
+
+
+def test_the_size_of_a_mark_is_that_of_all_its_files(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.ask(prompt(70), [end(n) for n in (17, 64)], max_tokens=1)
+    server.evict_all()
+    server.close()
+    marks, n_bytes = files.listed(tmp_path, PAGE)
+    assert {len(mark.entry.rows) for mark in marks} >= {17, 64}
+    assert n_bytes == sum(path.stat().st_size for path in files.list_files(tmp_path))
+    for mark in marks:
+        names = [mark.entry.name, *files.page_names(IDENTITY, mark.entry.rows, PAGE)]
+        assert mark.size_bytes == sum((tmp_path / name).stat().st_size for name in names)
+
+
+def test_clear_tells_what_it_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spilled(tmp_path).close()
+    (tmp_path / "notes.txt").write_text("mine")
+    (tmp_path / "m-1.spill.old").write_text("mine too")
+    assert main(["cache", "clear", str(tmp_path)]) == 0
+    assert "2 files of other names left: 'm-1.spill.old', 'notes.txt'" in capsys.readouterr().out
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("action", ["ls", "clear"])
+def test_a_folder_that_no_server_had_is_refused_and_left_as_it_is(
+    action: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert main(["cache", action, str(tmp_path)]) == 1
+    assert "no files of a prefix cache; expected a folder that a server had" in capsys.readouterr().err
+    assert main(["cache", action, str(tmp_path / "notes.txt")]) == 1
+    assert "notes.txt: is a file, expected a folder" in capsys.readouterr().err
+    assert main(["cache", action, str(tmp_path / "none")]) == 1
+    assert "none: no such folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_file_cannot_be_taken_as_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(files.SpillError, match="file: is a file, expected a folder"):
+        files.Lock(tmp_path / "file")
 
 
 def rows_of(keys: Keys) -> list[int]:

@@ -138,12 +138,15 @@ def test_a_port_in_use_is_one_sentence() -> None:
         (["/nowhere/at/all"], "/nowhere/at/all"),
         ([str(HF), "--context", "100000000"], "context"),
         ([str(HF), "--context", "0"], "context"),
-        (["--load-limit", "0.05", "--context", "4096"], "of memory are needed and the limit is 51.2 MiB"),
+        (["--load-limit", "0.05", "--context", "4096"], "and the limit is 51.2 MiB"),
         (["--device", "abacus"], "device is 'abacus'"),
         (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
         (["--host", "a..b"], "cannot listen on a..b"),
         (["--host", "a" * 70], "cannot listen on aaa"),
-        (["--drafts", "16"], "drafts is 16, expected 0 to 15"),
+        (["--drafts", "16"], "--drafts is 16, expected 0 to 15"),
+        (["--round-rows", "65"], "--round-rows is 65, expected 1 to 64"),
+        (["--gap", "-1"], "--gap is -1.0, expected 0 or more milliseconds"),
+        (["--spill-limit", "3"], "--spill-limit is 3, but there is no spill directory"),
     ],
 )
 def test_what_cannot_be_served_is_one_sentence(arguments: list[str], problem: str) -> None:

@@ -609,6 +609,7 @@ def test_flags_go_before_the_environment_before_the_file_before_defaults(tmp_pat
     assert found["strict-fields"] == ("True", str(file))
     assert found["queue"] == ("3", str(file))
     assert found["drain"] == ("10.0", "default")
+    assert found["prefix-cache"] == found["parallel"] == ("auto", "default")
     assert "secret" not in str(configured("--api-key", "secret"))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flashnext.checkpoint.fields import shown, shown_path
+from flashnext.checkpoint.hub import is_hub_name
 from flashnext.errors import CheckpointError
 
 JSON_LIMIT_BYTES = 100_000_000
@@ -29,8 +30,9 @@ def open_folder(path: str | Path) -> Path:
         raise CheckpointError(
             f"{folder} is a file; a checkpoint is a folder with config.json and .safetensors files"
         )
+    fetched = f"; `flashnext pull {path}` fetches one of a hub" if is_hub_name(str(path)) else ""
     raise CheckpointError(
-        f"{shown_path(path)} does not exist; a checkpoint is a folder with config.json in it"
+        f"{shown_path(path)} does not exist; a checkpoint is a folder with config.json in it{fetched}"
     )
 
 

@@ -46,6 +46,7 @@ from flashnext.engine.sizes import weight_sizes
 from flashnext.engine.spill import Spill
 from flashnext.engine.spill_files import SpillError
 from flashnext.engine.thread import EngineThread
+from flashnext.engine.wording import ARGUMENTS, Names
 from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import ChatTemplate, TemplateOptions
@@ -127,10 +128,11 @@ class Engine:
         load_limit_gib: float | None = None,
         prefix_cache_gib: float | None = None,
         spill_dir: str | Path | None = None,
-        spill_limit_gib: float = SPILL_GIB,
+        spill_limit_gib: float | None = None,
         planned: Callable[[MemoryPlan], None] = lambda plan: None,
         progress: Callable[[str], None] = lambda stage: None,
         random_bits: Callable[[int], int] = secrets.randbits,
+        names: Names = ARGUMENTS,
     ) -> None:
         """Load a checkpoint and start the thread.
 
@@ -157,32 +159,37 @@ class Engine:
             prefix_cache_gib: For prompts that were read, in GiB, so that others go on from them; 0 for no
                 cache, default what the plan finds.
             spill_dir: Folder for what the cache has no room for; default none. It keeps what prompts say.
-            spill_limit_gib: Most that the files there take, in GiB.
+            spill_limit_gib: Most that the files there take, in GiB, by default 32; only with a folder.
             planned: Told the memory plan, before anything of it is allocated.
             progress: Told what is being loaded, stage by stage.
             random_bits: Where the seeds of requests without one come from.
+            names: How refusals and warnings call these arguments; the server's by their flags.
 
         Raises:
             CheckpointError: The checkpoint is refused.
-            InvalidArgument: An argument is out of its range.
+            InvalidArgument: An argument is of another type or out of its range; the text names it.
             OutOfMemory: It does not fit the load limit, and the text says what would; or the system does not
                 give the memory.
         """
-        if not 0 <= drafts < MAX_WINDOW:
-            raise InvalidArgument(f"drafts is {drafts}, expected 0 to {MAX_WINDOW - 1}")
+        if isinstance(drafts, bool) or not isinstance(drafts, int) or not 0 <= drafts < MAX_WINDOW:
+            raise InvalidArgument(f"{names.name('drafts')} is {drafts!r}, expected 0 to {MAX_WINDOW - 1}")
+        for name, flag in (("lone", lone), ("serial_drafts", serial_drafts), ("prices", prices)):
+            if not isinstance(flag, bool):
+                raise InvalidArgument(f"{names.name(name)} is {flag!r}, expected True or False")
         settings = PlanSettings(
             context=context,
             parallel=parallel,
             dtype=dtype,
             round_rows=round_rows,
             ngram_table=ngram_table,
-            load_limit_bytes=_bytes("load_limit_gib", load_limit_gib),
+            load_limit_bytes=_bytes(names.name("load_limit_gib"), load_limit_gib),
             spill=spill_dir is not None,
-            prefix_cache_bytes=_bytes("prefix_cache_gib", prefix_cache_gib, zero=True),
+            prefix_cache_bytes=_bytes(names.name("prefix_cache_gib"), prefix_cache_gib, zero=True),
+            names=names,
         )
-        spill_limit_bytes = _bytes("spill_limit_gib", spill_limit_gib) or 0
-        if not gap_ms >= 0:
-            raise InvalidArgument(f"gap_ms is {gap_ms}, expected 0 or more")
+        spill_limit_bytes = _spill_limit(names, spill_dir, spill_limit_gib)
+        if not (_is_number(gap_ms) and gap_ms >= 0):
+            raise InvalidArgument(f"{names.name('gap_ms')} is {gap_ms!r}, expected 0 or more milliseconds")
         program_bytes = private_bytes() or 0
         progress("tokenizer and chat template")
         folder = open_folder(path)
@@ -541,10 +548,27 @@ def _bytes(name: str, gib: float | None, *, zero: bool = False) -> int | None:
     """Read a size in GiB, which may be 0 where that means something; None stays None."""
     if gib is None:
         return None
-    if not LEAST_GIB <= gib <= MOST_GIB and not (zero and gib == 0):
+    if not (_is_number(gib) and (LEAST_GIB <= gib <= MOST_GIB or (zero and gib == 0))):
         least = f"{LEAST_GIB} to {MOST_GIB:,}" + (", or 0" if zero else "")
-        raise InvalidArgument(f"{name} is {gib}, expected GiB from {least}")
+        raise InvalidArgument(f"{name} is {gib!r}, expected GiB from {least}")
     return int(gib * GIB)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _spill_limit(names: Names, folder: object, gib: float | None) -> int:
+    """See that there is a spill directory where it has a limit; returns that, in bytes."""
+    if folder is not None and (not isinstance(folder, str | os.PathLike) or not str(folder)):
+        raise InvalidArgument(f"{names.name('spill_dir')} is {folder!r}, expected a folder")
+    limit = _bytes(names.name("spill_limit_gib"), gib)
+    if limit is not None and folder is None:
+        raise InvalidArgument(
+            f"{names.name('spill_limit_gib')} is {gib:g}, but there is no spill directory for it to limit; "
+            f"give {names.name('spill_dir')} too"
+        )
+    return int(SPILL_GIB * GIB) if limit is None else limit
 
 
 def _is_short(prompt: PromptLike, most_turns: int) -> bool:

@@ -101,6 +101,7 @@ class Lock:
             SpillBusy: Another process has it.
             SpillError: The directory cannot be made or written, or others can write there.
         """
+        _require_folder(folder)
         self._path = folder / _LOCK
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -294,47 +295,69 @@ def scan(folder: Path, identity: str, page: int) -> Iterator[tuple[Entry, list[s
             remove(folder / name)
 
 
-def listed(folder: Path) -> tuple[list[Entry], int]:
+@dataclass(frozen=True)
+class Listed:
+    """A mark of a directory, for people.
+
+    Attributes:
+        entry: Its file.
+        size_bytes: Of its file and of its pages, which other marks may share.
+    """
+
+    entry: Entry
+    size_bytes: int
+
+
+def listed(folder: Path, page: int) -> tuple[list[Listed], int]:
     """List the marks of a directory, and count the bytes of all its files; changes nothing.
 
+    Args:
+        folder: The directory; a process may be using it.
+        page: Rows of a page.
+
     Raises:
-        SpillError: The directory cannot be read.
+        SpillError: It cannot be read, or is no spill directory.
     """
+    _require_spill(folder)
+    sizes: dict[str, int] = {}
+    marks: list[Entry] = []
     try:
-        paths = list_files(folder)
+        for path in list_files(folder):
+            with suppress(SpillError, OSError):  # a server may have removed it
+                sizes[path.name] = path.stat().st_size
+                if path.name.startswith("m") and is_mark(mark := read_head(path)):
+                    marks.append(mark)
     except OSError as error:
         raise SpillError(f"{folder}: cannot be read: {error.strerror}") from None
-    marks, n_bytes = [], 0
-    for path in paths:
-        with suppress(OSError):  # a server may have removed it
-            n_bytes += path.stat().st_size
-        if path.name.startswith("m"):
-            with suppress(SpillError, OSError):
-                mark = read_head(path)
-                if is_mark(mark):
-                    marks.append(mark)
-    return sorted(marks, key=lambda mark: -mark.used), n_bytes
+    found = []
+    for mark in sorted(marks, key=lambda mark: -mark.used):
+        names = page_names(str(mark.header.get("identity")), mark.rows, page)
+        found.append(Listed(mark, mark.size_bytes + sum(sizes.get(name, 0) for name in names)))
+    return found, sum(sizes.values())
 
 
-def clear(folder: Path) -> tuple[int, int]:
-    """Remove all files of a directory; returns how many, and their bytes.
+def clear(folder: Path) -> tuple[int, int, list[str]]:
+    """Remove all files of a directory that are of marks or pages, or are left of unfinished ones.
+
+    Returns:
+        How many were removed, their bytes, and the names of what is there and was not.
 
     Raises:
         SpillBusy: A process uses it.
-        SpillError: It cannot be read.
+        SpillError: It cannot be read, or is no spill directory.
     """
-    if not folder.is_dir():
-        raise SpillError(f"{folder}: no such folder")
+    _require_spill(folder)
     lock = Lock(folder)
     try:
         remove_leftovers(folder)
         sizes = [(path, path.stat().st_size) for path in list_files(folder)]
         gone = [size for path, size in sizes if remove(path)]
+        left = sorted(path.name for path in folder.iterdir() if path.name != _LOCK)
     except OSError as error:
         raise SpillError(f"{folder}: cannot be read: {error.strerror}") from None
     finally:
         lock.release()
-    return len(gone), sum(gone)
+    return len(gone), sum(gone), left
 
 
 def _head(path: Path, file: BinaryIO) -> tuple[Entry, Any]:
@@ -382,6 +405,35 @@ def _opened(path: Path) -> Iterator[BufferedReader]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise SpillError(f"{path}: is no file")
         yield file
+
+
+def _require_folder(folder: Path) -> None:
+    """See that a path is no file.
+
+    Raises:
+        SpillError: It is one.
+    """
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise SpillError(f"{folder}: is a file, expected a folder; choose another")
+
+
+def _require_spill(folder: Path) -> None:
+    """See that some server had a directory, so that nothing is done in any other.
+
+    Raises:
+        SpillError: None had it, it is not there, or cannot be read.
+    """
+    _require_folder(folder)
+    try:
+        names = {path.name for path in folder.iterdir()}
+    except FileNotFoundError:
+        raise SpillError(f"{folder}: no such folder; expected one that a server had as --spill-dir") from None
+    except OSError as error:
+        raise SpillError(f"{folder}: cannot be read: {error.strerror}") from None
+    if _LOCK not in names and not any(_NAME.fullmatch(name) for name in names):
+        raise SpillError(
+            f"{folder}: no files of a prefix cache; expected a folder that a server had as --spill-dir"
+        )
 
 
 def _require_own(folder: Path) -> None:

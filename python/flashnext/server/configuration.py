@@ -78,12 +78,17 @@ def parse(
     return argparse.Namespace(**values), {dest: sources[dest] for dest in options}
 
 
-def written(args: argparse.Namespace, sources: Mapping[str, str]) -> str:
-    """Write every option with its value and where that comes from; keys are not shown."""
+def written(parser: argparse.ArgumentParser, args: argparse.Namespace, sources: Mapping[str, str]) -> str:
+    """Write every option with its value and where that comes from; keys are not shown.
+
+    An option that knows `auto` and has no value is shown as that.
+    """
+    autos = {action.dest for action in parser._actions if str(action.metavar).startswith("auto|")}
     rows = []
     for dest, source in sources.items():
         value = getattr(args, dest)
-        shown = "(hidden)" if dest == "api_key" and value else "" if value is None else value
+        none = "auto" if dest in autos else ""
+        shown = "(hidden)" if dest == "api_key" and value else none if value is None else value
         rows.append(f"{dest.replace('_', '-'):<20} {shown!s:<24} {source}")
     return "\n".join(rows)
 

@@ -12,6 +12,11 @@ from flashnext.errors import InvalidArgument
 from flashnext.server.settings import MIB, Defaults, Settings
 from flashnext.text.jsontext import clean_text
 
+CACHE_AUTO = (
+    "a quarter of what weights and scratch leave, but what one sequence needs goes first; at most 32 contexts"
+)
+"""What a prefix cache takes that nobody sized, for help texts."""
+
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of replies, access, limits, log and configuration, in groups."""
@@ -167,8 +172,22 @@ def gib(text: str) -> float:
 
 
 def cache_gib(text: str) -> float | None:
-    """Read the size of a prefix cache in GiB, from 0; None for auto."""
-    return None if text == "auto" else number(0, MOST_GIB)(text)
+    """Read the size of a prefix cache in GiB, or 0 for none; None for auto."""
+    if text == "auto":
+        return None
+    value = _float(text)
+    if value and not LEAST_GIB <= value <= MOST_GIB:
+        raise argparse.ArgumentTypeError(
+            f"expected auto, 0, or GiB from {LEAST_GIB} to {MOST_GIB:,}, found {text!r}"
+        )
+    return value
+
+
+def folder(text: str) -> Path:
+    """Read the path of a folder, which an empty text is not."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a folder, found ''")
+    return Path(text)
 
 
 def parallel(text: str) -> int | None:
