@@ -200,21 +200,61 @@ def other_lines(shared: Mapping[str, Any], spill: Mapping[str, Any]) -> Iterator
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("checkpoint", type=Path, nargs="?", default=BUNDLED)
-    parser.add_argument("--turns", type=int, nargs="+", default=[9, 20])
-    parser.add_argument("--system", type=int, default=1200, help="tokens of the chats' system prompt")
-    parser.add_argument("--long", type=int, default=4800, help="tokens of the one that conversations share")
-    parser.add_argument("--tokens", type=int, default=48, help="most tokens of a reply")
-    parser.add_argument("--context", type=int, help="largest prompt plus reply")
-    parser.add_argument("--prefix-cache", type=float, help="GiB")
+    parser.add_argument(
+        "checkpoint",
+        type=Path,
+        nargs="?",
+        default=BUNDLED,
+        help="folder (default: the small one of the package)",
+    )
+    parser.add_argument(
+        "--turns", type=int, nargs="+", default=[9, 20], metavar="N", help="turns of each chat (default 9 20)"
+    )
+    parser.add_argument(
+        "--system",
+        type=int,
+        default=1200,
+        metavar="TOKENS",
+        help="about so many tokens of the chats' system prompt (default 1200)",
+    )
+    parser.add_argument(
+        "--long",
+        type=int,
+        default=4800,
+        metavar="TOKENS",
+        help="about so many tokens of the system prompt that conversations share (default 4800)",
+    )
+    parser.add_argument(
+        "--tokens", type=int, default=48, metavar="TOKENS", help="most tokens of a reply (default 48)"
+    )
+    parser.add_argument(
+        "--context",
+        type=int,
+        metavar="TOKENS",
+        help="largest prompt plus reply (default: the model's window, or what of it there is room for)",
+    )
+    parser.add_argument(
+        "--prefix-cache",
+        type=float,
+        metavar="GIB",
+        help="memory of the prefix cache (default: as served, what the memory plan finds)",
+    )
     parser.add_argument(
         "--patience",
         type=float,
         default=PATIENCE_S,
-        help="seconds more than reading takes that a mark may come from disk (default: as served)",
+        metavar="S",
+        help="seconds more than reading takes that a mark may come from disk "
+        f"(default {PATIENCE_S:g}, as served)",
     )
-    parser.add_argument("--quick", action="store_true", help="short chats under a short system prompt")
-    parser.add_argument("--json", type=Path, help="write the whole run here")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one short chat of each kind: --turns 3 --system 300 --long 300 --tokens 16",
+    )
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="write the whole run here (default: nowhere)"
+    )
     options = parser.parse_args(arguments)
     if options.quick:
         options.turns, options.system, options.long, options.tokens = [3], 300, 300, 16

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import prefix
+import pytest
 
 
 def test_tables_add_up_turns_and_show_differing_replies() -> None:
@@ -18,6 +20,22 @@ def test_tables_add_up_turns_and_show_differing_replies() -> None:
         "| a | 2 | 2,200 | 1,100 | 1,090 | 2.0 | 10.0 | all |",
         "| b | 2 | 2,200 | 1,100 | 1,090 | 2.0 | 10.0 | NO |",
     ]
+
+
+def test_help_explains_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        prefix.parse(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for option in vars(prefix.parse([])):
+        if option not in ("checkpoint", "quick"):
+            assert re.search(rf"--{option.replace('_', '-')} [A-Z][^-]*?\(default", text), option
+
+
+def test_the_readme_of_the_benchmarks_names_every_file() -> None:
+    folder = Path(prefix.__file__).parent
+    text = (folder / "README.md").read_text(encoding="utf-8")
+    there = {path.name for path in folder.iterdir() if path.suffix in (".py", ".c")}
+    assert there == set(re.findall(r"`(\w+\.(?:py|c))`", text))
 
 
 def test_prefix_runs_from_end_to_end(tmp_path: Path) -> None:
