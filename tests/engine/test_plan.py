@@ -31,7 +31,8 @@ def plan(ram: float, bits: int = 6, **settings: Any) -> MemoryPlan:
     for name in ("prefix_cache", "load_limit"):
         if (gib := settings.pop(f"{name}_gib", None)) is not None:
             settings[f"{name}_bytes"] = int(gib * GIB)
-    settings = {"ngram_table": "resident", "names": FLAGS} | settings
+    usual: dict[str, Any] = {"ngram_table": "resident", "names": FLAGS}
+    settings = usual | settings
     machine = Machine(int(ram * GIB), int(ram * GIB), workers=16)
     return make_plan(CONFIG, WEIGHTS[bits], PlanSettings(**settings), machine)
 
