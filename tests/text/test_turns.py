@@ -6,10 +6,11 @@ import random
 from typing import Any
 
 import pytest
+from flashnext.text import turns as turns_module
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
-from flashnext.text.turns import APART_CHARS, MOST_ENDS, shared_chars
+from flashnext.text.turns import APART_CHARS, MANY_MESSAGES, MOST_ENDS, Messages, find_turns, shared_chars
 from flashnext.text.written import Written
 
 SYSTEM = {"role": "system", "content": "Be brief. " * 8}
@@ -155,6 +156,96 @@ def test_cuts_hold_for_any_chat(either: ChatTemplate, tokenizer: Tokenizer, seed
     assert ids[: len(history)] == history
     for n in (turns.system, turns.newest, turns.next_turn, *turns.messages):
         assert n == 0 or tokenizer.control_spelling(prompt.token_ids[n - 1]) is not None
+
+
+# --- chats of many messages
+
+
+def long_chat(rng: random.Random, shape: str) -> list[dict[str, Any]]:
+    """Questions and answers, calls and results behind one question, or each behind the other."""
+    chat: list[dict[str, Any]] = [SYSTEM] if rng.random() < 0.7 else []
+    said = "word " * rng.choice([1, 60])
+
+    def turns(n: int) -> list[dict[str, Any]]:
+        return [
+            turn for i in range(n) for turn in (user(f"{i}? {said}"), assistant(f"{i}. {said}", f"hm {i}"))
+        ]
+
+    def calls(n: int) -> list[dict[str, Any]]:
+        asked = [assistant("", f"look {i}", tool_calls=[CALL]) for i in range(n)]
+        return [turn for i in range(n) for turn in (asked[i], {"role": "tool", "content": f"{i} {said}"})]
+
+    n = rng.randrange(MANY_MESSAGES // 2 + 1, MANY_MESSAGES)
+    if shape == "turns":
+        return [*chat, *turns(n), user("So?")]
+    if shape == "calls":
+        return [*chat, user("Go on."), *calls(n)]
+    if shape == "calls behind turns":
+        return [*chat, *turns(n), user("Go on."), *calls(rng.randrange(1, n))]
+    return [*chat, user("Go on."), *calls(n), assistant("Done."), *turns(rng.randrange(1, 5)), user("So?")]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=["kept", "dropped", "quick", "quick, dropped"])
+@pytest.mark.parametrize("shape", ["turns", "calls", "calls behind turns", "turns behind calls"])
+def test_the_newest_part_of_a_long_chat_says_what_the_whole_says(
+    either: ChatTemplate, options: TemplateOptions, shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in range(3):
+        print("seed", seed)
+        chat = long_chat(random.Random(seed), shape)
+        found = either.render(chat, TOOLS, options, turns=True).turns
+        with monkeypatch.context() as patch:
+            patch.setattr(turns_module, "MANY_MESSAGES", len(chat))
+            patch.setattr(turns_module, "MOST_ENDS", len(chat))
+            whole = either.render(chat, TOOLS, options, turns=True).turns
+        assert found is not None and whole is not None
+        assert (found.system, found.next_turn, found.goes_on) == (
+            whole.system,
+            whole.next_turn,
+            whole.goes_on,
+        )
+        once = shape == "calls behind turns" and options.preserve_thinking is False
+        assert found.newest == whole.newest or (once and found.newest == 0)
+        assert set(found.messages) <= {0, *whole.messages}
+        if shape == "turns":
+            assert any(found.messages) == any(whole.messages)
+
+
+@pytest.mark.parametrize("shape", ["turns", "calls", "calls behind turns", "turns behind calls"])
+@pytest.mark.parametrize("n_times", [1, 8])
+def test_finding_the_cuts_of_a_long_chat_renders_it_once_more_at_most(
+    strict_template: ChatTemplate, shape: str, n_times: int
+) -> None:
+    """And as many messages as twelve renderings of a part take."""
+    for options in OPTIONS:
+        rng = random.Random(n_times)
+        chat = [turn for _ in range(n_times) for turn in long_chat(rng, shape) if turn is not SYSTEM]
+        n_messages = 0
+
+        def render(messages: Messages, options: TemplateOptions = options) -> Written:
+            nonlocal n_messages
+            n_messages += len(messages)
+            return strict_template._render(messages, None, options)
+
+        text = render(chat)
+        n_messages = 0
+        turns = find_turns(render, chat, text, strict_template._tokenizer.encode_with_edges(text)[1])
+        assert turns.next_turn > 0
+        assert n_messages <= len(chat) + 2 + (MOST_ENDS + 4) * MANY_MESSAGES
+
+
+def test_a_template_that_counts_messages_is_asked_about_the_whole_chat() -> None:
+    source = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + loop.index|string + m.content + "
+        "'<|im_end|>\\n' }}{% endfor %}{{ '<|im_start|>assistant\\n' }}"
+    )
+    template = ChatTemplate(source, Tokenizer.from_folder("tests/tiny/hf"))
+    chat = long_chat(random.Random(0), "turns")
+    prompt = template.render(chat, turns=True)
+    assert prompt.turns is not None
+    following = template.render([*chat, assistant("x"), user("y")]).token_ids
+    agreed = agree(prompt.token_ids, following)
+    assert prompt.turns.next_turn <= agreed <= prompt.turns.next_turn + 4
 
 
 def test_edges_are_the_ends_of_control_tokens(tokenizer: Tokenizer) -> None:
