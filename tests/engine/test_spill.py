@@ -12,6 +12,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from flashnext.engine.errors import EngineClosed
 from flashnext.engine.marks import Kind
 from flashnext.engine.radix import Keys, row_keys
 from flashnext.engine.spill import COOL_S, Spill
+from flashnext.errors import InvalidArgument
 from support.fake_core import BLOCK_BYTES, PAGE
 from support.spilling import GIB, IDENTITY, Server, end, prompt, spilled
 
@@ -288,8 +290,95 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int) ->
 def test_a_folder_of_somebody_else_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     user = tmp_path.stat().st_uid
     monkeypatch.setattr(os, "geteuid", lambda: user + 1)
-    with pytest.raises(files.SpillError, match=f"belongs to user {user} .* alone can write"):
+    with pytest.raises(files.SpillError, match=f"belongs to user {user}, .* run as user {user}, or") as told:
         files.Lock(tmp_path)
+    assert "chmod" not in str(told.value)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs the superuser")
+@pytest.mark.parametrize("locked", [False, True], ids=["no lock file", "a lock file"])
+def test_the_superuser_clears_the_folder_of_a_service_and_leaves_it_usable(
+    tmp_path: Path, locked: bool
+) -> None:
+    spilled(tmp_path).close()
+    if not locked:
+        (tmp_path / "lock").unlink()
+    for path in (tmp_path, *tmp_path.iterdir()):
+        os.chown(path, 4321, 4321)
+    with pytest.raises(files.SpillError, match="belongs to user 4321"):
+        files.Lock(tmp_path)
+    n_files = len(files.list_files(tmp_path))
+    assert files.clear(tmp_path)[0] == n_files > 0
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert (tmp_path / "lock").stat().st_uid == 4321
+
+
+@pytest.mark.parametrize("how", ["unreadable", "folder", "link", "dangling link", "pipe"])
+@pytest.mark.parametrize("kind", ["m", "p"])
+def test_what_cannot_be_looked_at_takes_no_room_from_marks(
+    tmp_path: Path, how: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, disk=4000)
+    for first in range(50, 60):
+        server.now_s += 1
+        server.ask(prompt(60, first), [end(50)], max_tokens=1)
+        server.spill_all()
+    server.close()
+    odd = [path for path in files.list_files(tmp_path) if path.name.startswith(kind)]
+    for path in odd:
+        if how != "unreadable":
+            path.unlink()
+        if how == "folder":
+            path.mkdir()
+        elif "link" in how:
+            path.symlink_to(tmp_path / ("none" if "dangling" in how else "lock"))
+        elif how == "pipe":
+            os.mkfifo(path)
+    opened = os.open
+
+    def failing(path: Any, *more: Any, **named: Any) -> int:
+        if how == "unreadable" and Path(path) in odd:
+            raise PermissionError(13, os.strerror(13))
+        return opened(path, *more, **named)
+
+    monkeypatch.setattr(os, "open", failing)
+    server = Server(tmp_path, disk=4000)
+    for first in range(70, 75):
+        server.now_s += 1
+        server.ask(prompt(60, first), [end(50)], max_tokens=1)
+        server.spill_all()
+        size = sum(path.lstat().st_size for path in files.list_files(tmp_path))
+        assert server.counts.stored_bytes == size <= 4000
+        rows = row_keys(np.array(prompt(50, first), np.int32))
+        assert (tmp_path / files.mark_name(IDENTITY, rows)).exists()
+    held = {files.mark_name(IDENTITY, mark.rows) for mark in server.spill._marks.values()}
+    needed = {page for mark in server.spill._marks.values() for page in mark.pages}
+    left = {path.name for path in files.list_files(tmp_path)}
+    assert left == held | needed, "what nobody can use was kept, and marks made way for it"
+    server.close()
+
+
+def test_the_directory_stays_the_same_one_when_the_current_folder_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    server = spilled(Path("spill"))
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    server.ask(prompt(60, 9), [end(50)], max_tokens=1)
+    server.spill_all()
+    assert server.counts.spill_failures == 0 and server.counts.stored >= 2
+    assert server.ask([*prompt(50), 900], max_tokens=1) == 50
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    server.close()
+
+
+@pytest.mark.parametrize("folder", [Path(""), Path("."), Path()])
+def test_an_empty_name_is_no_directory(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match="empty name, expected that of a folder"):
+        Server(folder)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("error", [24, 5, 116, 13])  # too many open files, I/O, stale handle, permission
@@ -343,6 +432,34 @@ def test_nothing_else_in_the_folder_is_touched(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir() if p.name != "lock") == sorted(
         ["notes.txt", "m-1.spill", "p-xyz.spill", "lock.tmp", f"m-{'0' * 32}.spill.12.tmpx"]
     )
+
+
+def test_a_directory_that_is_given_back_is_free_though_a_forked_child_lives(tmp_path: Path) -> None:
+    server = spilled(tmp_path)
+    reading, writing = os.pipe()
+    if not (child := os.fork()):  # it has all that is open too, until it ends
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    os.close(reading)
+    try:
+        server.close()
+        Server(tmp_path).close()
+    finally:
+        os.close(writing)
+        os.waitpid(child, 0)
+
+
+def test_a_forked_child_gives_nothing_back_that_it_did_not_take(tmp_path: Path) -> None:
+    lock = files.Lock(tmp_path)
+    if not (child := os.fork()):
+        lock.release()
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(files.SpillBusy):
+        files.Lock(tmp_path)
+    lock.release()
+    files.Lock(tmp_path).release()
 
 
 def test_files_are_the_owners_alone(tmp_path: Path) -> None:
@@ -466,6 +583,55 @@ def test_a_file_cannot_be_taken_as_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(files.SpillError, match="file: is a file, expected a folder"):
         files.Lock(tmp_path / "file")
+
+
+@pytest.mark.parametrize("how", ["folder", "dangling link", "link", "pipe"])
+@pytest.mark.parametrize("kind", ["m", "p"])
+def test_whatever_has_the_name_of_a_file_is_cleared_or_told(
+    tmp_path: Path, how: str, kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "spill"
+    spilled(folder).close()
+    n_files = len(files.list_files(folder))
+    (tmp_path / "elsewhere").write_text("mine")
+    odd = folder / f"{kind}-{'0' * 32}.spill"
+    if how == "folder":
+        odd.mkdir()
+    elif how == "pipe":
+        os.mkfifo(odd)
+    else:
+        odd.symlink_to(tmp_path / ("none" if "dangling" in how else "elsewhere"))
+    assert main(["cache", "ls", str(folder)]) == 0
+    status = main(["cache", "clear", str(folder)])
+    told = capsys.readouterr()
+    assert (tmp_path / "elsewhere").read_text() == "mine"
+    if how == "folder":
+        assert status == 1 and f"{odd}: cannot be removed: " in told.err
+        assert odd.is_dir() and files.list_files(folder) == []
+    else:
+        assert status == 0 and f"{n_files + 1} files removed" in told.out
+        assert files.list_files(folder) == []
+
+
+@pytest.mark.parametrize("used_s", [-(2.0**40), 0.0, 2.0**36, 2.0**50])
+def test_a_file_of_any_time_is_listed(
+    tmp_path: Path, used_s: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spilled(tmp_path).close()
+    fstat = os.fstat
+
+    def odd(descriptor: int) -> Any:  # few file systems take such times
+        status = fstat(descriptor)
+        return SimpleNamespace(st_mode=status.st_mode, st_size=status.st_size, st_mtime=used_s)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files.os, "fstat", odd)
+        assert main(["cache", "ls", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "1 mark," in out and "end" in out
+    server = Server(tmp_path)
+    assert server.counts.stored == 1
+    server.close()
 
 
 def rows_of(keys: Keys) -> list[int]:

@@ -346,6 +346,60 @@ def test_a_directory_that_was_made_anew_is_written_anew(tmp_path: Path) -> None:
     server.close()
 
 
+@pytest.mark.parametrize("read", [False, True], ids=["", "read while it is away"])
+@pytest.mark.parametrize("written", [False, True], ids=["", "written while it is away"])
+def test_a_directory_that_comes_back_is_looked_through_again(
+    tmp_path: Path, read: bool, written: bool
+) -> None:
+    folder, away = tmp_path / "spill", tmp_path / "away"
+    server = spilled(folder, disk=6000)
+    before = files.list_files(folder)
+    folder.rename(away)
+    if read:
+        assert server.ask([*prompt(50), 900], max_tokens=1) == 0
+    if written:
+        server.ask(prompt(60, 7), [end(50)], max_tokens=1)
+        server.spill_all()
+        assert server.counts.spill_failures >= 1 and server.counts.stored == 0
+    away.rename(folder)
+    server.clock_s += COOL_S + 1
+    server.ask(prompt(60, 8), [end(50)], max_tokens=1)
+    server.spill_all()
+    assert set(files.list_files(folder)) > set(before)
+    server.caching.cache.clear()
+    assert server.ask([*prompt(50), 901], max_tokens=1) == 50
+    for first in range(50, 60):
+        server.now_s += 1
+        server.ask(prompt(60, first), [end(50)], max_tokens=1)
+        server.spill_all()
+        there = files.list_files(folder)
+        assert server.counts.stored_bytes == sum(path.stat().st_size for path in there) <= 6000
+    server.close()
+
+
+def test_a_directory_that_could_not_be_looked_through_is_looked_through_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spilled(tmp_path).close()
+
+    def failing(folder: Path) -> list[Path]:
+        raise OSError(5, os.strerror(5))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "list_files", failing)
+        server = Server(tmp_path)
+        assert (server.counts.stored, server.counts.spill_failures) == (0, 1)
+        server.clock_s += COOL_S + 1
+        server.ask(prompt(60, 9), [end(50)], max_tokens=1)
+        server.spill_all()
+        assert (server.counts.stored, server.counts.spill_failures) == (0, 2)
+    server.clock_s += 2 * COOL_S + 1
+    server.spill_all()
+    assert server.counts.stored >= 2
+    assert server.counts.stored_bytes == sum(path.stat().st_size for path in files.list_files(tmp_path))
+    server.close()
+
+
 def test_pins_on_disk_take_half_of_it_at_most(tmp_path: Path) -> None:
     server = Server(tmp_path, disk=12000)
     for first in range(50, 70):  # system prompts that are shared by two each

@@ -22,7 +22,7 @@ from flashnext.engine.defaults import SPILL_PIECE_BYTES
 from flashnext.engine.helper import Helper
 from flashnext.engine.marks import Kind
 from flashnext.engine.radix import Keys
-from flashnext.errors import FlashnextError
+from flashnext.errors import FlashnextError, InvalidArgument
 
 _log = logging.getLogger("flashnext.engine")
 
@@ -126,7 +126,7 @@ class Spill:
         """Take the directory.
 
         Args:
-            folder: Where the files lie.
+            folder: Where the files lie; made absolute here, so that it stays the same one.
             core: Whose states they have.
             identity: Of all that the bits of a state depend on; files of another one are removed.
             page: Rows of a page.
@@ -136,9 +136,16 @@ class Spill:
             clock_s: A clock that never goes back, by which pauses end.
 
         Raises:
+            InvalidArgument: It has no name, or none but the current folder's.
             SpillBusy: Another process has it.
             SpillError: It cannot be used.
         """
+        if not folder.parts:  # as Path("") has none, which nobody means the current folder by
+            raise InvalidArgument(
+                "the spill directory has an empty name, expected that of a folder; "
+                "where the current folder is meant, give its whole path"
+            )
+        folder = files.absolute(folder)
         self._folder, self._core, self._identity, self._page = folder, core, identity, page
         self._limit_bytes, self._floor_bytes = limit_bytes, floor_bytes
         self._now, self._clock_s = now, clock_s
@@ -148,7 +155,11 @@ class Spill:
         self._pages: dict[str, int] = {}  # their sizes
         self._needed = Counter[str]()  # how many marks need a page
         self._doomed: dict[str, int] = {}  # sizes of files that are to be removed
-        self._n_bytes = 0  # of all of them, and of files that could not be looked at
+        self._others: dict[
+            str, int
+        ] = {}  # sizes of files that could not be looked at, those to go first in front
+        self._n_bytes = 0  # of all of them
+        self._looked = False  # through the directory as it is, to its end
         self._writer, self._reader = Helper("flashnext-spill"), Helper("flashnext-restore")
         self._closed = False
         self._writes, self._reads = _Cool(), _Cool()
@@ -250,6 +261,7 @@ class Spill:
                     return
                 self._take(entry, pages)
             self._count_others()
+            self._looked = True
             with suppress(files.NoRoom):  # of what could not be looked at
                 self._make_room(0, "")
         except Exception as error:  # whatever it is, what was found stays
@@ -261,7 +273,7 @@ class Spill:
         for name in pages:
             if name not in self._pages:
                 try:
-                    sizes[name] = (self._folder / name).stat().st_size
+                    sizes[name] = (self._folder / name).lstat().st_size
                 except OSError:
                     return
         age_s = max(0.0, self._now() - entry.used)
@@ -275,12 +287,16 @@ class Spill:
 
     def _count_others(self) -> None:
         """Count the files that are left and could not be looked at: they take space all the same."""
+        found = []
         for path in files.list_files(self._folder):
             if path.name not in self._marks and path.name not in self._pages:
                 with suppress(OSError):
-                    size = path.stat().st_size
-                    with self._mutex:
-                        self._n_bytes += size
+                    status = path.lstat()
+                    found.append((status.st_mtime, path.name, status.st_size))
+        with self._mutex:
+            for _, name, size in sorted(found):
+                self._others[name] = size
+                self._n_bytes += size
 
     def _store(self, mark: Stored, snapshot: Snapshot, done: Callable[[bool, bool], None]) -> None:
         names = files.page_names(self._identity, mark.rows, self._page)
@@ -315,25 +331,33 @@ class Spill:
     def _hold(self) -> None:
         """See that the directory is the one that was taken; else forget all, and take what is there now.
 
+        One that went away and came back is looked through again: what was done to it meanwhile is not known.
+
         Raises:
             OSError: There is none.
             SpillError: It cannot be used.
         """
-        if self._lock_file.held:
+        held = self._lock_file.held
+        if held and self._looked:
             return
+        self._looked = False
         with self._mutex:
             gone = list(self._marks.values())
-            for kept in (self._marks, self._pages, self._needed, self._doomed):
+            for kept in (self._marks, self._pages, self._needed, self._doomed, self._others):
                 kept.clear()
             self._n_bytes = 0
         for mark in gone:
             self._forgotten(mark.rows)
         if not self._folder.is_dir():  # whoever removed it does not want it made again
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
-        lock = files.Lock(self._folder)
-        self._lock_file.release()
-        self._lock_file = lock
+        if not held:
+            lock = files.Lock(self._folder)
+            self._lock_file.release()
+            self._lock_file = lock
+        self._reads = _Cool()  # the pause after what failed while it was away
         self._scan()
+        if not self._looked:
+            raise _Ended("the directory cannot be looked through, or is given back")
 
     def _write(self, mark: Stored, snapshot: Snapshot, names: Sequence[str]) -> None:
         name = files.mark_name(self._identity, mark.rows)
@@ -352,7 +376,7 @@ class Spill:
                 size = files.write(self._folder / page, told, mark.rows[:0], [data], self._floor_bytes)
                 with self._mutex:
                     self._pages[page] = size
-                    self._n_bytes += size - self._doomed.pop(page, 0)
+                    self._n_bytes += size - self._pop_idle(page)
                 self.n_moved += 1
         header = {
             "identity": self._identity,
@@ -364,7 +388,7 @@ class Spill:
         size = files.write(self._folder / name, header, mark.rows, state, self._floor_bytes)
         with self._mutex:
             before = self._marks.pop(name, None)
-            had = before.size_bytes if before is not None else self._doomed.pop(name, 0)
+            had = before.size_bytes if before is not None else self._pop_idle(name)
             self._n_bytes += size - had
             if before is not None:
                 self._release(before.pages)
@@ -381,7 +405,7 @@ class Spill:
         return (len(missing) + 1) * page + self._core.block_bytes + 8 * len(mark.rows) + 256
 
     def _make_room(self, n_bytes: int, name: str) -> None:
-        """Remove what was not used for longest, and pinned marks last.
+        """Remove what could not be looked at, then what was not used for longest, and pinned marks last.
 
         Raises:
             NoRoom: There is not so much.
@@ -393,11 +417,15 @@ class Spill:
             with self._mutex:
                 if self._n_bytes + n_bytes <= self._limit_bytes:
                     return
+                unknown = next(iter(self._others), None)
+                if unknown is not None:
+                    self._doomed[unknown] = self._others.pop(unknown)
                 able = [other for other in self._marks if other != name]
                 least = min(able, key=lambda n: (n in last, self._marks[n].used), default=None)
-            if least is None:
-                raise files.NoRoom(f"{self._folder}: {n_bytes} bytes do not fit --spill-limit")
-            self._forget(least)
+            if unknown is None:
+                if least is None:
+                    raise files.NoRoom(f"{self._folder}: {n_bytes} bytes do not fit --spill-limit")
+                self._forget(least)
             self._sweep()
 
     def _go_last(self) -> set[str]:
@@ -461,7 +489,7 @@ class Spill:
 
     def _read(self, name: str, rows: Keys, shared: Snapshot | None, n_shared: int) -> tuple[Snapshot, int]:
         core, page_bytes, n_bytes = self._core, self._core.page_bytes, 0
-        entry, payload = files.read(self._folder / name)
+        entry, payload = self._read_file(name)
         names = files.page_names(self._identity, rows, self._page)
         right = entry.header.get("identity") == self._identity and np.array_equal(entry.rows, rows)
         if not right or payload.nbytes != core.block_bytes + page_bytes:
@@ -500,7 +528,7 @@ class Spill:
     def _read_page(self, name: str) -> Bytes:
         path = self._folder / name
         try:
-            entry, data = files.read(path)
+            entry, data = self._read_file(name)
             told = (
                 entry.header.get("identity"),
                 entry.header.get("name"),
@@ -516,6 +544,16 @@ class Spill:
                 self._forget(mark)
             raise
         return data
+
+    def _read_file(self, name: str) -> tuple[files.Entry, Bytes]:
+        """Read a file; one that is missing with all the directory is not gone, and nothing is forgotten."""
+        path = self._folder / name
+        try:
+            return files.read(path)
+        except FileNotFoundError:
+            if self._lock_file.held:
+                raise
+        raise OSError(errno.ESTALE, "the directory is not there", str(path))
 
     # ---
 
@@ -538,6 +576,10 @@ class Spill:
                 del self._needed[name]
                 if (size := self._pages.pop(name, None)) is not None:
                     self._doomed[name] = size
+
+    def _pop_idle(self, name: str) -> int:
+        """Count a file of no use no more, with the mutex held; it has been written anew. Returns its size."""
+        return self._doomed.pop(name, 0) + self._others.pop(name, 0)
 
     def _fail(self, error: Exception, cool: _Cool | None = None) -> None:
         """Count a failure, and begin a pause after it."""

@@ -40,6 +40,7 @@ _TEMPORARY = re.compile(r"[mp]-[0-9a-f]{32}\.spill\.\d+\.tmp")
 _LOCK = "lock"
 _MOST_HEADER_BYTES = 1 << 16
 _MOST_COST_S = 1e9
+_MOST_TIME_S = 253_402_214_400.0  # the last day of the year 9999: later ones cannot be told as a date
 
 
 class SpillError(FlashnextError):
@@ -61,7 +62,7 @@ class Entry:
     Attributes:
         header: What it says of itself.
         rows: Of a mark, (n,) int64; empty for a page.
-        used: When it was used last, in Unix seconds: its time of modification.
+        used: When it was used last, in Unix seconds: its time of modification, within the years 1970 to 9999.
     """
 
     name: str
@@ -94,20 +95,23 @@ def mark_name(identity: str, rows: Keys) -> str:
 class Lock:
     """Holds a directory for this process; made where it is missing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, any_owner: bool = False) -> None:
         """Take it.
+
+        Args:
+            folder: The directory.
+            any_owner: It is not made, and may be somebody else's: nothing that is in it is to be used.
 
         Raises:
             SpillBusy: Another process has it.
             SpillError: The directory cannot be made or written, or others can write there.
         """
         _require_folder(folder)
-        self._path = folder / _LOCK
+        self._path, self._process = folder / _LOCK, os.getpid()
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _require_own(folder)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            self._file = os.open(self._path, flags, 0o600)
+            if not any_owner:
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._file = _open_lock(self._path, _require_own(folder, any_owner))
         except OSError as error:
             raise SpillError(f"{folder}: cannot be used: {error.strerror}; choose another folder") from None
         try:
@@ -134,8 +138,23 @@ class Lock:
     def release(self) -> None:
         """Give it back; the system does so too when the process ends in whatever way."""
         if self._file >= 0:
+            if os.getpid() == self._process:  # children that were forked meanwhile have the file open too
+                with suppress(OSError):
+                    fcntl.flock(self._file, fcntl.LOCK_UN)
             os.close(self._file)
             self._file = -1
+
+
+def absolute(folder: Path) -> Path:
+    """Make a path one that stays the same when the current folder changes.
+
+    Raises:
+        SpillError: There is no current folder.
+    """
+    try:
+        return folder.absolute()
+    except OSError as error:
+        raise SpillError(f"{folder}: cannot be used: {error.strerror}; give its whole path") from None
 
 
 def list_files(folder: Path) -> list[Path]:
@@ -144,7 +163,14 @@ def list_files(folder: Path) -> list[Path]:
     Raises:
         OSError: The directory cannot be read.
     """
-    return sorted(path for path in folder.iterdir() if _NAME.fullmatch(path.name))
+    return [path for path, is_folder in _named(folder) if not is_folder]
+
+
+def _named(folder: Path) -> list[tuple[Path, bool]]:
+    """List what has the name of a mark or a page, and whether it is a folder, which is never one of ours."""
+    with os.scandir(folder) as entries:
+        found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries if _NAME.fullmatch(e.name)]
+    return [(folder / name, is_folder) for name, is_folder in sorted(found)]
 
 
 def remove_leftovers(folder: Path) -> int:
@@ -261,7 +287,8 @@ def is_mark(entry: Entry) -> bool:
 def scan(folder: Path, identity: str, page: int) -> Iterator[tuple[Entry, list[str]]]:
     """Read what marks there are, and remove what is of no use; the payloads are not read.
 
-    What the system does not let us read now is left alone, and with it all pages, which it may need.
+    What the system does not let us read now is left alone, and with it all pages, which it may need; whoever
+    counts them may remove them where room is needed.
 
     Yields:
         Each mark whose files are all there, with the names of its pages.
@@ -324,7 +351,7 @@ def listed(folder: Path, page: int) -> tuple[list[Listed], int]:
     try:
         for path in list_files(folder):
             with suppress(SpillError, OSError):  # a server may have removed it
-                sizes[path.name] = path.stat().st_size
+                sizes[path.name] = path.lstat().st_size
                 if path.name.startswith("m") and is_mark(mark := read_head(path)):
                     marks.append(mark)
     except OSError as error:
@@ -342,21 +369,39 @@ def clear(folder: Path) -> tuple[int, int, list[str]]:
     Returns:
         How many were removed, their bytes, and the names of what is there and was not.
 
+    The superuser may do so with anybody's directory.
+
     Raises:
         SpillBusy: A process uses it.
-        SpillError: It cannot be read, or is no spill directory.
+        SpillError: It cannot be read, is no spill directory, or something of such a name in it cannot be
+            removed; all else is.
     """
     _require_spill(folder)
-    lock = Lock(folder)
+    lock = Lock(folder, any_owner=os.geteuid() == 0)
+    gone: list[int] = []
+    failed: list[OSError] = []
     try:
         remove_leftovers(folder)
-        sizes = [(path, path.stat().st_size) for path in list_files(folder)]
-        gone = [size for path, size in sizes if remove(path)]
+        for path, _ in _named(folder):
+            try:
+                size = path.lstat().st_size  # of a link itself, wherever it leads
+                path.unlink()
+                gone.append(size)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                failed.append(error)
         left = sorted(path.name for path in folder.iterdir() if path.name != _LOCK)
     except OSError as error:
         raise SpillError(f"{folder}: cannot be read: {error.strerror}") from None
     finally:
         lock.release()
+    if failed:
+        n_more = f", like {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise SpillError(
+            f"{failed[0].filename}: cannot be removed: {failed[0].strerror}{n_more}; "
+            f"{len(gone)} others were, remove it by hand"
+        )
     return len(gone), sum(gone), left
 
 
@@ -382,7 +427,8 @@ def _head(path: Path, file: BinaryIO) -> tuple[Entry, Any]:
     if file.read(_HASH_BYTES) != digest.digest():
         raise SpillError(f"{path}: its head is not what its checksum says")
     rows = np.frombuffer(raw, "<i8").astype(np.int64)
-    return Entry(path.name, header, rows, status.st_size, status.st_mtime), digest
+    used = min(max(status.st_mtime, 0.0), _MOST_TIME_S)
+    return Entry(path.name, header, rows, status.st_size, used), digest
 
 
 def _digest(*parts: bytes) -> Any:
@@ -401,9 +447,10 @@ def _opened(path: Path) -> Iterator[BufferedReader]:
         if error.errno in (errno.ELOOP, errno.ENXIO):
             raise SpillError(f"{path}: is no file") from None
         raise
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise SpillError(f"{path}: is no file")
     with open(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise SpillError(f"{path}: is no file")
         yield file
 
 
@@ -436,19 +483,39 @@ def _require_spill(folder: Path) -> None:
         )
 
 
-def _require_own(folder: Path) -> None:
+def _require_own(folder: Path, any_owner: bool) -> os.stat_result:
     """See that nobody else can put states into a directory: their checksums say nothing of who wrote them.
+
+    Returns:
+        What the directory is.
 
     Raises:
         SpillError: Somebody can.
     """
     status = folder.stat()
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid != os.geteuid() and not any_owner:
         raise SpillError(
-            f"{folder}: belongs to user {status.st_uid} with mode {mode:04o}, expected one that this user "
-            f"({os.geteuid()}) alone can write; chmod go-w it, or choose another folder"
+            f"{folder}: belongs to user {status.st_uid}, expected one that this user ({os.geteuid()}) alone "
+            f"can write; run as user {status.st_uid}, or choose another folder"
         )
+    if status.st_mode & 0o022:
+        raise SpillError(
+            f"{folder}: others can write with mode {stat.S_IMODE(status.st_mode):04o}, expected one that "
+            f"user {status.st_uid} alone can write; chmod go-w it, or choose another folder"
+        )
+    return status
+
+
+def _open_lock(path: Path, folder: os.stat_result) -> int:
+    """Open the file by which a directory is held; one that is missing is made, for the directory's owner."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        file = os.open(path, flags | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return os.open(path, flags)
+    if folder.st_uid != os.geteuid():
+        os.fchown(file, folder.st_uid, folder.st_gid)
+    return file
 
 
 def _private(path: str, flags: int) -> int:
