@@ -18,6 +18,7 @@ from flashnext.engine.errors import MemoryShort
 from flashnext.engine.events import CacheCounts, Reply
 from flashnext.engine.sampling import Sampling
 from flashnext.engine.spill_files import list_files
+from flashnext.errors import InvalidArgument
 from flashnext.text.template import TemplateOptions
 from support.pages import pages_came_back
 
@@ -266,6 +267,16 @@ def test_a_second_engine_goes_without_a_directory_that_is_taken(tmp_path: Path) 
         (warning,) = second.warnings
         assert "another process uses it" in warning
         assert second.submit("x", sampling=Sampling(max_tokens=2)).result().finish_reason == "length"
+
+
+@pytest.mark.parametrize("folder", ["", Path("")])
+def test_an_engine_with_an_empty_name_for_its_directory_is_refused(
+    tmp_path: Path, folder: str | Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgument, match="spill directory has an empty name"):
+        Engine(prefix_cache_gib=0.05, spill_dir=folder)
+    assert list(tmp_path.iterdir()) == []
 
 
 KILLED = """

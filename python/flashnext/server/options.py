@@ -171,6 +171,13 @@ def gib(text: str) -> float:
     return value
 
 
+def folder(text: str) -> Path:
+    """Read the name of a folder, and make it a whole path."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a folder, found an empty text")
+    return Path(text).absolute()
+
+
 def cache_gib(text: str) -> float | None:
     """Read the size of a prefix cache in GiB, or 0 for none; None for auto."""
     if text == "auto":
