@@ -625,7 +625,7 @@ def test_a_file_of_any_time_is_listed(
         return SimpleNamespace(st_mode=status.st_mode, st_size=status.st_size, st_mtime=used_s)
 
     with monkeypatch.context() as patch:
-        patch.setattr(files.os, "fstat", odd)
+        patch.setattr("flashnext.engine.spill_files.os.fstat", odd)
         assert main(["cache", "ls", str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert "1 mark," in out and "end" in out

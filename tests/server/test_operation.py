@@ -618,7 +618,7 @@ def test_flags_go_before_the_environment_before_the_file_before_defaults(tmp_pat
     [
         (["--pory", "1"], {}, "did you mean --port?"),
         ([], {"FLASHNEXT_PORT": "x"}, "FLASHNEXT_PORT: expected a port"),
-        ([], {"FLASHNEXT_SPILL_DIR": ""}, "FLASHNEXT_SPILL_DIR: expected a folder, found an empty text"),
+        ([], {"FLASHNEXT_SPILL_DIR": ""}, "FLASHNEXT_SPILL_DIR: expected a folder, found ''"),
         ([], {"FLASHNEXT_DTYPE": "int3"}, "FLASHNEXT_DTYPE: expected one of bfloat16, float32"),
         ([], {"FLASHNEXT_STRICT_FIELDS": "maybe"}, "FLASHNEXT_STRICT_FIELDS: expected true or false"),
         (["--config", "/nowhere.toml"], {}, "/nowhere.toml: cannot be read"),
@@ -628,7 +628,7 @@ def test_flags_go_before_the_environment_before_the_file_before_defaults(tmp_pat
         (["--served-model-name", "a\nb"], {}, "--served-model-name: expected UTF-8 without control"),
         ([], {"FLASHNEXT_CORS_ORIGIN": "a,\udcff"}, "FLASHNEXT_CORS_ORIGIN: expected UTF-8 without control"),
         (["--queue", "-1"], {}, "--queue: expected a whole number from 0"),
-        (["--spill-dir", ""], {}, "--spill-dir: expected a folder, found an empty text"),
+        (["--spill-dir", ""], {}, "--spill-dir: expected a folder, found ''"),
         (["--temperature", "nan"], {}, "--temperature: expected a number from 0 to 100"),
     ],
 )

@@ -172,9 +172,9 @@ def gib(text: str) -> float:
 
 
 def folder(text: str) -> Path:
-    """Read the name of a folder, and make it a whole path."""
+    """Read the path of a folder, which an empty text is not, and make it a whole one."""
     if not text:
-        raise argparse.ArgumentTypeError("expected a folder, found an empty text")
+        raise argparse.ArgumentTypeError("expected a folder, found ''")
     return Path(text).absolute()
 
 
@@ -188,13 +188,6 @@ def cache_gib(text: str) -> float | None:
             f"expected auto, 0, or GiB from {LEAST_GIB} to {MOST_GIB:,}, found {text!r}"
         )
     return value
-
-
-def folder(text: str) -> Path:
-    """Read the path of a folder, which an empty text is not."""
-    if not text:
-        raise argparse.ArgumentTypeError("expected a folder, found ''")
-    return Path(text)
 
 
 def parallel(text: str) -> int | None:
