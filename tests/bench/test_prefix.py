@@ -47,6 +47,6 @@ def test_prefix_runs_from_end_to_end(tmp_path: Path) -> None:
     for turns in found["chats"].values():
         assert all(turn["same"] for turn in turns)
         assert all(turn["history"] - 8 < turn["cached"] < turn["prompt"] for turn in turns[1:])
-    assert found["shared"]["second"]["cached"] > found["shared"]["changed"]["cached"] == 0
+    assert found["shared"]["second"]["cached"] > found["shared"]["changed"]["cached"] > 200
     assert found["spill"]["asked"][2]["cached"] > 200, "not from disk"
     assert all(asked["same"] for asked in found["spill"]["asked"])
