@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S = 0.5
 """How long the end waits for the device to finish the step that it is in."""
 
+SAVING_S = 8.0
+"""How long it waits besides where the prefix cache is written: as the engine does, and for a file."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `flashnext ARGV`."""
@@ -287,7 +290,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
         if loading.error is not None:
             raise loading.error
     finally:
-        if not loading.close(STOP_TIMEOUT_S):
+        if not loading.close(STOP_TIMEOUT_S + (SAVING_S if args.spill_dir else 0)):
             _exit_now()  # the device is in a long step that nobody waits for any more
 
 

@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flashnext.checkpoint.config import PAGE_TOKENS
 from flashnext.engine.engine import Engine
 from flashnext.engine.errors import MemoryShort
 from flashnext.engine.events import CacheCounts, Reply
+from flashnext.engine.marks import Kind
 from flashnext.engine.sampling import Sampling
-from flashnext.engine.spill_files import list_files
+from flashnext.engine.spill_files import list_files, listed
 from flashnext.errors import InvalidArgument
 from flashnext.text.template import TemplateOptions
 from support.pages import pages_came_back
@@ -229,6 +231,8 @@ def test_a_pinned_system_prompt_survives_a_restart(tmp_path: Path) -> None:
     pair.ask([SYSTEM, user("Spell cat.")])
     wait_for(lambda: settled(pair.engine).spilled >= 1)
     pair.close()
+    (system,) = (m for m in listed(tmp_path, PAGE_TOKENS)[0] if m.entry.header["kind"] == Kind.SYSTEM)
+    assert system.entry.header["pinned"]
     again = Pair(spill_dir=tmp_path)
     wait_for(lambda: settled(again.engine).stored >= 1)
     again.engine._thread.call(lambda s: setattr(s._caching.disk, "patience_s", 1e9))
@@ -274,7 +278,7 @@ def test_an_engine_with_an_empty_name_for_its_directory_is_refused(
     tmp_path: Path, folder: str | Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidArgument, match="spill directory has an empty name"):
+    with pytest.raises(InvalidArgument, match=r"spill_dir is .*, expected the name of a folder"):
         Engine(prefix_cache_gib=0.05, spill_dir=folder)
     assert list(tmp_path.iterdir()) == []
 

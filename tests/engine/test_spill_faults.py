@@ -19,7 +19,7 @@ from flashnext.engine.spill import COOL_S, HOPED_BYTES_PER_S, RECOVER_S
 from flashnext.errors import OutOfPages
 from support.fake_core import PAGE
 from support.jobs import add
-from support.spilling import IDENTITY, Server, end, prompt, spilled
+from support.spilling import IDENTITY, Server, counting, end, prompt, spilled
 
 
 def test_a_removed_directory_ends_nothing(tmp_path: Path) -> None:
@@ -294,6 +294,43 @@ def test_a_disk_that_never_answers_is_not_hoped_for(tmp_path: Path, monkeypatch:
         server.core.give_back(page)
     hangs.set()
     server.settle()
+    server.close()
+
+
+def test_who_waits_for_a_disk_that_hangs_reads_its_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    clock = [time.perf_counter()]
+    server.disk._now_s = lambda: clock[0]
+    hangs, read = threading.Event(), files.read
+    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not client.job.loading:
+        server.scheduler.step()
+    clock[0] += HANG_S + 1  # far less than the patience of this server
+    while not server.scheduler.idle:
+        server.scheduler.step()
+    assert client.token_ids() == counting([*prompt(50), 900])[:2]
+    hangs.set()
+    server.settle()
+    server.close()
+
+
+def test_a_mark_in_memory_is_not_left_for_one_on_disk_that_has_little_more(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    server.ask(prompt(200), [end(180), end(184)], max_tokens=1, stops=())
+    server.spill_all()
+    cache = server.caching.cache
+    cache.give_way(0.0, [mark for mark in cache.marks if mark.n != 184])
+    (memory,) = (mark for mark in cache.marks if mark.n == 180)
+    stored = cache.find_mark(row_keys(np.array(prompt(184), np.int32)))
+    assert stored is not None and stored.value.snapshot is None
+    memory.value.cost_s, stored.value.cost_s = 10.0, 10.001
+    server.spill.bytes_per_s = 1e3  # a block takes longer
+    assert server.ask([*prompt(184), 900]) == 180
+    stored.value.cost_s = 1e9
+    assert server.ask([*prompt(184), 901]) == 184
     server.close()
 
 

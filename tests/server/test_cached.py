@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
 import pytest
+from flashnext.checkpoint.config import PAGE_TOKENS
+from flashnext.engine.marks import Kind
+from flashnext.engine.spill_files import listed
 from support.serving import ServerProcess, ServerThread, server_process
 
 SYSTEM: dict[str, Any] = {"role": "system", "content": "Be brief and friendly, and say please. " * 30}
@@ -97,3 +103,20 @@ def test_a_process_short_of_memory_says_when_to_come_again(monkeypatch: pytest.M
         assert httpx.post(url, json=body, timeout=60).status_code == 200
     finally:
         server.close()
+
+
+def test_a_server_that_is_ended_writes_what_only_memory_has(tmp_path: Path) -> None:
+    with server_process("--prefix-cache", "0.05", "--spill-dir", str(tmp_path)) as server:
+        with openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client:
+            ask(client, "What is 1 + 1?")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(60) == 0
+    kinds = {mark.entry.header["kind"] for mark in listed(tmp_path, PAGE_TOKENS)[0]}
+    assert {Kind.SYSTEM, Kind.END} <= kinds
+    with (
+        server_process("--prefix-cache", "0.05", "--spill-dir", str(tmp_path)) as server,
+        openai.OpenAI(base_url=server.url, api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        while client.models.retrieve("flashnext").to_dict()["prefix_cache"]["stored"] < len(kinds):  # type: ignore[index]
+            time.sleep(0.01)
+        assert cached(ask(client, "What is 1 + 1?")) > 200

@@ -14,7 +14,6 @@ from flashnext.engine.on_disk import OnDisk
 from flashnext.engine.prefix_cache import CacheOptions, KeptMark, PrefixCache
 from flashnext.engine.radix import Keys, row_keys
 from flashnext.engine.spill import Spill
-from flashnext.errors import DeviceError, InvalidArgument, OutOfMemory, OutOfPages
 
 TEND_S = 0.5
 """Between looks at the age of marks and at the memory of the process."""
@@ -231,7 +230,7 @@ class Caching:
         while hit is not None and hit.value.snapshot is not None:
             try:
                 session = self._core.resume(hit.value.snapshot, tokens[: hit.n])
-            except (OutOfPages, OutOfMemory):
+            except MemoryError:
                 if not self.cache.give_way(self._now_s(), [hit]):
                     break
             else:
@@ -332,7 +331,7 @@ class Caching:
             self.cache.bytes_of(len(keys) - n_base), self._now_s(), keep
         ):
             return 0
-        with suppress(OutOfMemory, OutOfPages, InvalidArgument, DeviceError):  # nobody waits for it
+        with suppress(Exception):  # nobody waits for it, and whoever comes next is told what is wrong
             snapshot = self._core.snapshot(session)
             n = snapshot.n
             if n > len(keys):

@@ -37,6 +37,7 @@ from flashnext.engine.load import Loaded, load_model, open_device
 from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.machine import ram_bytes
 from flashnext.engine.marks import Place, places
+from flashnext.engine.on_disk import SAVE_S
 from flashnext.engine.plan import GIB, Machine, MemoryPlan, PlanSettings, make_plan, size
 from flashnext.engine.reply import Chat, ReplyText, Said, closing_ids
 from flashnext.engine.request import AsyncRequest, Request
@@ -52,7 +53,7 @@ from flashnext.text.messages import InvalidField
 from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
 
-_EXIT_TIMEOUT_S = 5.0
+_EXIT_TIMEOUT_S = SAVE_S + 5.0
 SHORT_CHARS = 2048
 """Longest prompt that the event loop itself reads, in characters or token ids."""
 
@@ -560,8 +561,8 @@ def _is_number(value: object) -> bool:
 
 def _spill_limit(names: Names, folder: object, gib: float | None) -> int:
     """See that there is a spill directory where it has a limit; returns that, in bytes."""
-    if folder is not None and (not isinstance(folder, str | os.PathLike) or not str(folder)):
-        raise InvalidArgument(f"{names.name('spill_dir')} is {folder!r}, expected a folder")
+    if folder is not None and (not isinstance(folder, str | os.PathLike) or not Path(folder).parts):
+        raise InvalidArgument(f"{names.name('spill_dir')} is {folder!r}, expected the name of a folder")
     limit = _bytes(names.name("spill_limit_gib"), gib)
     if limit is not None and folder is None:
         raise InvalidArgument(

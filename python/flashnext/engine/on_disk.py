@@ -37,6 +37,7 @@ class _Fetch:
 
     n_bytes: int
     began_s: float
+    saves_s: float
     jobs: list[Job] = field(default_factory=list)
 
 
@@ -79,7 +80,7 @@ class OnDisk:
         self._all_stored = -1  # at which version of the cache nothing was to be written
         spill.begin(
             found=lambda stored: self._tell(lambda: self._found(stored)),
-            forgotten=lambda rows: self._tell(lambda: self._forgotten(rows)),
+            forgotten=lambda rows, again: self._tell(lambda: self._forgotten(rows, again)),
         )
 
     @property
@@ -157,7 +158,8 @@ class OnDisk:
         if not (job.cache and job.patient) or job.scores or job.fetched == self._cache.version:
             return False
         job.fetched = self._cache.version
-        mark = self._cache.find_stored(job.keys, self._pays)
+        base = self._cache.find(job.keys)
+        mark = self._cache.find_stored(job.keys, lambda mark: self._pays(mark, base))
         if mark is None or not (mark in self._fetches or self._fetch(mark)):
             return False
         self._fetches[mark].jobs.append(job)
@@ -166,24 +168,26 @@ class OnDisk:
 
     # --- what comes back
 
-    def _pays(self, mark: KeptMark) -> bool:
-        """Whether a mark comes sooner than its rows are read."""
-        seconds = self._cache.bytes_of(mark.n) / self._spill.bytes_per_s
-        return mark.value.stored and self._spill.readable and seconds < mark.value.cost_s
+    def _pays(self, mark: KeptMark, base: KeptMark | None) -> bool:
+        """Whether a mark comes sooner than the rows are read that it has beyond what memory has."""
+        seconds = (self._cache.bytes_of(mark.n) - self._shared_bytes(mark, base)) / self._spill.bytes_per_s
+        return mark.value.stored and self._spill.readable and seconds < _saved_s(mark, base)
+
+    def _shared_bytes(self, mark: KeptMark, base: KeptMark | None) -> int:
+        return _shared_pages(mark, base, self._cache.options.page) * self._core.page_bytes
 
     def _fetch(self, mark: KeptMark) -> bool:
         """Have a mark come, and keep room for it; False where there is none."""
         keys = self._cache.keys_of(mark)
         shared = self._cache.deepest(keys)
-        page = self._cache.options.page
-        n_shared = min(shared.n - 1, mark.n - 1) // page if shared is not None else 0
-        n_bytes = self._cache.bytes_of(mark.n) - n_shared * self._core.page_bytes
+        n_shared = _shared_pages(mark, shared, self._cache.options.page)
+        n_bytes = self._cache.bytes_of(mark.n) - self._shared_bytes(mark, shared)
         keep = {shared} if shared is not None else set()
         if not self._cache.make_room(n_bytes, self._now_s(), keep):
             return False
         if self._free_pages() * self._core.page_bytes < n_bytes:
             return False
-        self._fetches[mark] = _Fetch(n_bytes, self._now_s())
+        self._fetches[mark] = _Fetch(n_bytes, self._now_s(), _saved_s(mark, shared))
         self._cache.promised_bytes += n_bytes
         snapshot = shared.value.snapshot if shared is not None else None
 
@@ -206,14 +210,15 @@ class OnDisk:
             if found is not None:
                 self.use(found)
         elif not has:
-            self._forgotten(keys)
+            self._forgotten(keys, again=False)
 
     def _lose_patience(self) -> bool:
-        """Let jobs read that have waited longer than reading takes; whether there are any."""
+        """Let jobs read that have waited longer than reading takes, or in vain; whether there are any."""
+        hangs = not self.going_on
         late = [
             fetch
-            for mark, fetch in self._fetches.items()
-            if fetch.jobs and self._now_s() - fetch.began_s > mark.value.cost_s + self.patience_s
+            for fetch in self._fetches.values()
+            if fetch.jobs and (hangs or self._now_s() - fetch.began_s > fetch.saves_s + self.patience_s)
         ]
         for fetch in late:
             for job in fetch.jobs:
@@ -260,10 +265,24 @@ class OnDisk:
         used_s = self._now_s() - stored.age_s
         self._cache.insert_stored(stored.rows, stored.kind, stored.cost_s, used_s, pinned=stored.pinned)
 
-    def _forgotten(self, rows: Keys) -> None:
+    def _forgotten(self, rows: Keys, again: bool) -> None:
+        """Take note that a mark is not there any more, and whether it may be written again.
+
+        One that made room may not until it is used: else two marks could push each other out for ever.
+        """
         if (mark := self._cache.find_mark(rows)) is not None:
-            mark.value.storable = False  # until it is used: else two marks could push each other out for ever
+            mark.value.storable = again
             self._cache.forget_stored(mark)
+
+
+def _saved_s(mark: KeptMark, base: KeptMark | None) -> float:
+    """Say what reading takes from the deepest mark in memory to another one."""
+    return mark.value.cost_s - (base.value.cost_s if base is not None else 0.0)
+
+
+def _shared_pages(mark: KeptMark, base: KeptMark | None, page: int) -> int:
+    """Count the whole pages that a mark shares with the deepest one in memory."""
+    return min(base.n - 1, mark.n - 1) // page if base is not None else 0
 
 
 def _release(fetch: _Fetch) -> None:

@@ -375,9 +375,9 @@ class PrefixCache:
         pinned = (mark for mark in self._memory if mark.value.pinned and not mark.value.pin_stored)
         if (mark := next((m for m in pinned if m.value.storable), None)) is not None:
             return mark
-        shared = (mark for mark in missing if mark.value.kind in (Kind.SYSTEM, Kind.PARTED))
-        if (mark := next(shared, None)) is not None:
-            return mark
+        shared = [mark for mark in missing if mark.value.kind in (Kind.SYSTEM, Kind.PARTED)]
+        if shared:
+            return max(shared, key=lambda mark: (mark.value.kind, -mark.n))
         ahead = self.size_bytes + n_bytes - self.limit_bytes
         for mark in sorted(self._memory, key=lambda mark: self.usefulness(mark, now_s)) if missing else ():
             if ahead <= 0:

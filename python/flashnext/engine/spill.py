@@ -200,12 +200,13 @@ class Spill:
     def bytes_per_s(self, rate: float) -> None:
         self._rate, self._rated_s = rate, self._clock_s()
 
-    def begin(self, found: Callable[[Stored], None], forgotten: Callable[[Keys], None]) -> None:
+    def begin(self, found: Callable[[Stored], None], forgotten: Callable[[Keys, bool], None]) -> None:
         """Look through the directory, in the background.
 
         Args:
             found: Told each mark that there is.
-            forgotten: Told the rows of each mark that is removed to make room for others, or was damaged.
+            forgotten: Told the rows of each mark that is not there any more, and whether it may be handed in
+                again at once: its folder is gone, and nobody made it give way.
         """
         self._found, self._forgotten = found, forgotten
         self._writer.call(self._scan)
@@ -347,7 +348,7 @@ class Spill:
                 kept.clear()
             self._n_bytes = 0
         for mark in gone:
-            self._forgotten(mark.rows)
+            self._forgotten(mark.rows, True)
         if not self._folder.is_dir():  # whoever removed it does not want it made again
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
         if not held:
@@ -565,7 +566,7 @@ class Spill:
                 return
             self._doomed[name] = mark.size_bytes
             self._release(mark.pages)
-        self._forgotten(mark.rows)
+        self._forgotten(mark.rows, False)
         self._writer.call(self._sweep)
 
     def _release(self, names: Sequence[str]) -> None:

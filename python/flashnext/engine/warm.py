@@ -10,7 +10,6 @@ from flashnext.engine.caching import Caching
 from flashnext.engine.core import ChunkPart, Core, Landed, Session, Tokens
 from flashnext.engine.marks import LEAST_NEW, Place
 from flashnext.engine.radix import Keys, row_keys
-from flashnext.errors import OutOfMemory
 
 MOST_WAITING = 16
 """Histories that wait to be read; beyond them the oldest is left out."""
@@ -166,7 +165,7 @@ class WarmPasses:
                 warm.n_read, warm.read_s = hit.n, hit.value.cost_s
             else:
                 session, warm.n_read, warm.read_s = self._core.open(), 0, 0.0
-        except OutOfMemory:
+        except MemoryError:
             return False
         warm.session, warm.n_kept = session, warm.n_read
         return True
