@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import random
 from collections.abc import Sequence
 from typing import Any
@@ -430,35 +429,6 @@ def test_pages_and_the_blocks_in_their_place_take_no_more_than_the_pool() -> Non
     blocks = bench.core.snapshot_bytes() // bench.core.page_bytes
     assert blocks > 10
     assert bench.core.n_allocated + blocks <= bench.core.n_pages
-
-
-def test_the_larger_figure_counts() -> None:
-    assert Guard(1000, 0, lambda: 400, lambda: 300, lambda: 0, Clock()).used_bytes == 400
-    assert Guard(1000, 0, lambda: 200, lambda: 300, lambda: 0, Clock()).used_bytes == 300
-    assert Guard(1000, 0, lambda: 200, lambda: 300, lambda: 60, Clock()).used_bytes == 240
-    assert Guard(1000, 0, lambda: 200, lambda: None, lambda: 0, Clock()).used_bytes == 200
-
-
-def test_garbage_that_was_not_collected_yet_is_held_against_nobody() -> None:
-    used, clock = [1000], Clock()
-
-    class Garbage:
-        def __init__(self) -> None:
-            self.me = self
-
-        def __del__(self) -> None:
-            used[0] = 300
-
-    guard = Guard(1000, 0, lambda: 200, lambda: used[0], lambda: 0, clock)
-    gc.disable()
-    try:
-        Garbage()
-        assert guard.used_bytes == 1000 and not guard.full and guard.used_bytes == 300
-    finally:
-        gc.enable()
-    used[0] = 1000
-    clock.now_s += 1
-    assert guard.full
 
 
 # --- where prompts part
