@@ -26,6 +26,7 @@ from flashnext.engine.defaults import (
     NGRAM_TABLE,
     PARALLEL,
     ROUND_ROWS,
+    SAVE_S,
     SPILL_GIB,
 )
 from flashnext.engine.wording import FLAGS
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 STOP_TIMEOUT_S = 0.5
 """How long the end waits for the device to finish the step that it is in."""
 
-SAVING_S = 8.0
+SAVING_S = SAVE_S + 3.0
 """How long it waits besides where the prefix cache is written: as the engine does, and for a file."""
 
 

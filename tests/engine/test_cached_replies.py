@@ -225,12 +225,17 @@ def test_a_process_that_takes_too_much_refuses_and_recovers(
 # --- a spill directory
 
 
-def test_a_pinned_system_prompt_survives_a_restart(tmp_path: Path) -> None:
-    pair = Pair(spill_dir=tmp_path)
+def leave_a_pinned_system_prompt(folder: Path) -> None:
+    """Let two conversations begin with a system prompt, and the engine end when it is on disk."""
+    pair = Pair(spill_dir=folder)
     pair.ask([SYSTEM, user("What is 17 + 25?")])
     pair.ask([SYSTEM, user("Spell cat.")])
     wait_for(lambda: settled(pair.engine).spilled >= 1)
     pair.close()
+
+
+def test_a_pinned_system_prompt_survives_a_restart(tmp_path: Path) -> None:
+    leave_a_pinned_system_prompt(tmp_path)
     (system,) = (m for m in listed(tmp_path, PAGE_TOKENS)[0] if m.entry.header["kind"] == Kind.SYSTEM)
     assert system.entry.header["pinned"]
     again = Pair(spill_dir=tmp_path)
@@ -250,11 +255,7 @@ def wait_for(what: Any) -> None:
 
 
 def test_states_of_other_numbers_are_not_taken(tmp_path: Path) -> None:
-    pair = Pair(spill_dir=tmp_path)
-    pair.ask([SYSTEM, user("What is 17 + 25?")])
-    pair.ask([SYSTEM, user("Spell cat.")])
-    wait_for(lambda: settled(pair.engine).spilled >= 1)
-    pair.close()
+    leave_a_pinned_system_prompt(tmp_path)
     assert list_files(tmp_path)
     with Engine(prefix_cache_gib=0.05, spill_dir=tmp_path, dtype="float32") as other:
         wait_for(lambda: not list_files(tmp_path))

@@ -22,6 +22,19 @@ from support.jobs import add
 from support.spilling import IDENTITY, Server, counting, end, prompt, spilled
 
 
+def hang(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[threading.Event, threading.Event]:
+    """Let calls of a function of files hang; returns what is set when one has begun, and what ends them."""
+    begun, ends, call = threading.Event(), threading.Event(), getattr(files, name)
+
+    def slow(path: Path) -> Any:
+        begun.set()
+        ends.wait(30)
+        return call(path)
+
+    monkeypatch.setattr(files, name, slow)
+    return begun, ends
+
+
 def test_a_removed_directory_ends_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "spill"
     server = spilled(folder)
@@ -149,9 +162,7 @@ def test_a_cancelled_request_does_not_wait_for_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = spilled(tmp_path)
-    hangs = threading.Event()
-    read = files.read
-    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    _, hangs = hang(monkeypatch, "read")
     client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     while not client.job.loading:
         server.scheduler.step()
@@ -169,15 +180,7 @@ def test_closing_removes_nothing_of_what_is_on_its_way(
 ) -> None:
     server = spilled(tmp_path)
     before = files.list_files(tmp_path)
-    hangs, begun = threading.Event(), threading.Event()
-    read = files.read
-
-    def slow(path: Path) -> Any:
-        begun.set()
-        hangs.wait(30)
-        return read(path)
-
-    monkeypatch.setattr(files, "read", slow)
+    begun, hangs = hang(monkeypatch, "read")
     client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     while not client.job.loading:
         server.scheduler.step()
@@ -195,15 +198,7 @@ def test_removing_files_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monk
     server = Server(tmp_path, disk=4000)
     server.ask(prompt(60), [end(50)], max_tokens=1)
     server.spill_all()
-    hangs, begun = threading.Event(), threading.Event()
-    remove = files.remove
-
-    def slow(path: Path) -> bool:
-        begun.set()
-        hangs.wait(30)
-        return remove(path)
-
-    monkeypatch.setattr(files, "remove", slow)
+    begun, hangs = hang(monkeypatch, "remove")
     server.disk.ahead_bytes, server.disk._all_stored = 1 << 40, -1
     first = 50
     while not begun.is_set():  # the directory is full
@@ -274,9 +269,7 @@ def test_a_disk_that_never_answers_is_not_hoped_for(tmp_path: Path, monkeypatch:
     server = spilled(tmp_path, n_pages=20)
     clock = [time.perf_counter()]
     server.disk._now_s = lambda: clock[0]
-    hangs = threading.Event()
-    read = files.read
-    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    _, hangs = hang(monkeypatch, "read")
     cut = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     while not cut.job.loading:
         server.scheduler.step()
@@ -303,8 +296,7 @@ def test_who_waits_for_a_disk_that_hangs_reads_its_prompt(
     server = spilled(tmp_path)
     clock = [time.perf_counter()]
     server.disk._now_s = lambda: clock[0]
-    hangs, read = threading.Event(), files.read
-    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    _, hangs = hang(monkeypatch, "read")
     client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     while not client.job.loading:
         server.scheduler.step()

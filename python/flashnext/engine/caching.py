@@ -80,7 +80,7 @@ class Caching:
 
     def fetch(self, job: Job) -> bool:
         """Have a deeper mark come from the spill directory where that pays; whether the job waits for it."""
-        return self.disk is not None and self.disk.fetch(job)
+        return self.disk is not None and self.disk.fetch(job, self.look(job))
 
     @property
     def going_on(self) -> bool:

@@ -37,5 +37,8 @@ LIMIT_PERCENT = 70
 SPILL_GIB = 32.0
 """Most that a spill directory takes."""
 
+SAVE_S = 5.0
+"""How long what only memory has is written there when the engine is closed, at most."""
+
 SPILL_PIECE_BYTES = 1 << 27
 """Pages that are read from it before they go into the pool, so that a long state takes no memory twice."""

@@ -26,7 +26,16 @@ from flashnext.checkpoint.folder import find_file, open_folder
 from flashnext.checkpoint.identity import identity
 from flashnext.engine.caching import Caching
 from flashnext.engine.core import CoreOptions, Tokens
-from flashnext.engine.defaults import DRAFTS, GAP_MS, LEAST_GIB, MAX_WINDOW, MOST_GIB, ROUND_ROWS, SPILL_GIB
+from flashnext.engine.defaults import (
+    DRAFTS,
+    GAP_MS,
+    LEAST_GIB,
+    MAX_WINDOW,
+    MOST_GIB,
+    ROUND_ROWS,
+    SAVE_S,
+    SPILL_GIB,
+)
 from flashnext.engine.errors import ContextExceeded, EngineClosed, MemoryShort
 from flashnext.engine.events import Counts
 from flashnext.engine.guard import Guard, private_bytes
@@ -37,7 +46,6 @@ from flashnext.engine.load import Loaded, load_model, open_device
 from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.machine import ram_bytes
 from flashnext.engine.marks import Place, places
-from flashnext.engine.on_disk import SAVE_S
 from flashnext.engine.plan import GIB, Machine, MemoryPlan, PlanSettings, make_plan, size
 from flashnext.engine.reply import Chat, ReplyText, Said, closing_ids
 from flashnext.engine.request import AsyncRequest, Request

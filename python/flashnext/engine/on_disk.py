@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flashnext.engine.core import Core, Snapshot
+from flashnext.engine.defaults import SAVE_S
 from flashnext.engine.job import Job
 from flashnext.engine.prefix_cache import KeptMark, PrefixCache
 from flashnext.engine.radix import Keys
@@ -20,9 +21,6 @@ as two of the largest would take the place of: a prompt comes with several marks
 
 HEARD = 64
 """Of what the directory has told, so much is heard between two steps."""
-
-SAVE_S = 5.0
-"""How long what is only in memory is written when the engine is closed, at most."""
 
 HANG_S = 30.0
 """What has moved no file for so long is not waited for."""
@@ -149,8 +147,12 @@ class OnDisk:
         if mark.value.stored:
             self._spill.use(self._cache.keys_of(mark), mark.value.pinned)
 
-    def fetch(self, job: Job) -> bool:
+    def fetch(self, job: Job, base: KeptMark | None) -> bool:
         """Have the mark come that a job would best go on from, where the directory alone has it.
+
+        Args:
+            job: The job.
+            base: The deepest mark in memory that it may go on from.
 
         Returns:
             Whether the job waits for it.
@@ -158,9 +160,8 @@ class OnDisk:
         if not (job.cache and job.patient) or job.scores or job.fetched == self._cache.version:
             return False
         job.fetched = self._cache.version
-        base = self._cache.find(job.keys)
         mark = self._cache.find_stored(job.keys, lambda mark: self._pays(mark, base))
-        if mark is None or not (mark in self._fetches or self._fetch(mark)):
+        if mark is None or not (mark in self._fetches or self._fetch(mark, base)):
             return False
         self._fetches[mark].jobs.append(job)
         job.loading = True
@@ -170,31 +171,33 @@ class OnDisk:
 
     def _pays(self, mark: KeptMark, base: KeptMark | None) -> bool:
         """Whether a mark comes sooner than the rows are read that it has beyond what memory has."""
-        seconds = (self._cache.bytes_of(mark.n) - self._shared_bytes(mark, base)) / self._spill.bytes_per_s
+        seconds = self._missing_bytes(mark, base) / self._spill.bytes_per_s
         return mark.value.stored and self._spill.readable and seconds < _saved_s(mark, base)
 
-    def _shared_bytes(self, mark: KeptMark, base: KeptMark | None) -> int:
-        return _shared_pages(mark, base, self._cache.options.page) * self._core.page_bytes
+    def _missing_bytes(self, mark: KeptMark, base: KeptMark | None) -> int:
+        return self._cache.bytes_of(mark.n) - self._shared_pages(mark, base) * self._core.page_bytes
 
-    def _fetch(self, mark: KeptMark) -> bool:
+    def _shared_pages(self, mark: KeptMark, base: KeptMark | None) -> int:
+        """Count the whole pages that a mark shares with the deepest one in memory."""
+        return min(base.n - 1, mark.n - 1) // self._cache.options.page if base is not None else 0
+
+    def _fetch(self, mark: KeptMark, base: KeptMark | None) -> bool:
         """Have a mark come, and keep room for it; False where there is none."""
         keys = self._cache.keys_of(mark)
-        shared = self._cache.deepest(keys)
-        n_shared = _shared_pages(mark, shared, self._cache.options.page)
-        n_bytes = self._cache.bytes_of(mark.n) - self._shared_bytes(mark, shared)
-        keep = {shared} if shared is not None else set()
+        n_bytes = self._missing_bytes(mark, base)
+        keep = {base} if base is not None else set()
         if not self._cache.make_room(n_bytes, self._now_s(), keep):
             return False
         if self._free_pages() * self._core.page_bytes < n_bytes:
             return False
-        self._fetches[mark] = _Fetch(n_bytes, self._now_s(), _saved_s(mark, shared))
+        self._fetches[mark] = _Fetch(n_bytes, self._now_s(), _saved_s(mark, base))
         self._cache.promised_bytes += n_bytes
-        snapshot = shared.value.snapshot if shared is not None else None
+        snapshot = base.value.snapshot if base is not None else None
 
         def done(made: Snapshot | None, has: bool) -> None:
             self._tell(lambda: self._fetched(mark, keys, made, has))
 
-        self._spill.load(keys, snapshot, n_shared, done)
+        self._spill.load(keys, snapshot, self._shared_pages(mark, base), done)
         return True
 
     def _fetched(self, mark: KeptMark, keys: Keys, snapshot: Snapshot | None, has: bool) -> None:
@@ -278,11 +281,6 @@ class OnDisk:
 def _saved_s(mark: KeptMark, base: KeptMark | None) -> float:
     """Say what reading takes from the deepest mark in memory to another one."""
     return mark.value.cost_s - (base.value.cost_s if base is not None else 0.0)
-
-
-def _shared_pages(mark: KeptMark, base: KeptMark | None, page: int) -> int:
-    """Count the whole pages that a mark shares with the deepest one in memory."""
-    return min(base.n - 1, mark.n - 1) // page if base is not None else 0
 
 
 def _release(fetch: _Fetch) -> None:

@@ -155,9 +155,8 @@ class Spill:
         self._pages: dict[str, int] = {}  # their sizes
         self._needed = Counter[str]()  # how many marks need a page
         self._doomed: dict[str, int] = {}  # sizes of files that are to be removed
-        self._others: dict[
-            str, int
-        ] = {}  # sizes of files that could not be looked at, those to go first in front
+        # Sizes of files that could not be looked at, those to go first in front.
+        self._others: dict[str, int] = {}
         self._n_bytes = 0  # of all of them
         self._looked = False  # through the directory as it is, to its end
         self._writer, self._reader = Helper("flashnext-spill"), Helper("flashnext-restore")
@@ -479,10 +478,8 @@ class Spill:
             self._fail(error)
             self._forget(name)
             has = False
-        except (
-            FlashnextError
-        ):  # no memory now, it is given back, or the pages that were to be shared are gone
-            pass
+        except FlashnextError:
+            pass  # no memory now, it is given back, or the pages that were to be shared are gone
         except Exception as error:  # of the system, which passes; the files may be as good as ever
             self._fail(error, self._reads)
         finally:  # whatever it was, somebody waits for an answer
@@ -530,10 +527,7 @@ class Spill:
         path = self._folder / name
         try:
             entry, data = self._read_file(name)
-            told = (
-                entry.header.get("identity"),
-                entry.header.get("name"),
-            )  # its rows, which it has not, name it
+            told = entry.header.get("identity"), entry.header.get("name")  # it has no rows to be named by
             if told != (self._identity, name) or data.nbytes != self._core.page_bytes:
                 raise files.SpillError(f"{path}: of another state than its name says")
         except (files.SpillError, FileNotFoundError):
