@@ -29,6 +29,8 @@ def test_python_imports_point_downwards() -> None:
         ("cpp/base/dtype.h", '  #  include "device/grid.h"', "device is above base"),
         ("cpp/session/session.h", '#include "rounds/runner.h"', "rounds is above session"),
         ("cpp/device/device.h", '#include "metal/params.h"', "device is below kernels"),
+        ("cpp/device/cpu/cpu_device.cpp", '#include "metal/host/runtime.h"', "device is below kernels"),
+        ("cpp/device/metal_host/a.cpp", '#include "metal/params.h"', "device is below kernels"),
         ("cpp/rounds/runner.cpp", "#include <nanobind/nanobind.h>", "only bindings"),
         ("cpp/kernels/cpu/matmul.cpp", "#include <vector>", "templates"),
         ("cpp/kernels/cpu/matmul.cpp", '#include "device/device.h"', "not for code of an instruction path"),
@@ -78,6 +80,7 @@ def test_a_planted_import_is_found(tmp_path: Path, file: str, line: str, words: 
 def test_what_is_allowed_is_not_found(tmp_path: Path) -> None:
     files = {
         "cpp/kernels/cpu/a.cpp": '#include <cstring>\n#include "kernels/cpu/simd.h"\n',
+        "cpp/device/metal_host/a.cpp": '#include "metal/host/runtime.h"\n',
         "cpp/rounds/runner.h": '#include <vector>\n#include "base/error.h"\n#include "session/session.h"\n',
         "package/cli.py": "from flashnext import commands, errors\nfrom flashnext.server import app\n",
         "package/engine/load.py": "from flashnext import _core\nfrom ..text import parser\n",

@@ -53,7 +53,8 @@ def cpp_violations(root: Path) -> list[str]:
 
 def _wrong_include(source: PurePosixPath, kind: str, target: str) -> str | None:
     if source.parts[0] == "metal":
-        return None if kind == "<" or target.startswith("metal/") else "metal/ sees nothing of cpp/"
+        beside = "/" not in target  # a header of the same folder
+        return None if kind == "<" or beside or target.startswith("metal/") else "metal/ sees nothing of cpp/"
     layer = source.parts[1]
     if kind == "<":
         if target.startswith("nanobind/") and layer != "bindings":
@@ -66,6 +67,8 @@ def _wrong_include(source: PurePosixPath, kind: str, target: str) -> str | None:
         own = first == "kernels" and _is_path_code(PurePosixPath("cpp") / target)
         return None if own or target in PATH_PROJECT_HEADERS else "not for code of an instruction path"
     if first == "metal":
+        if source.parts[:3] == ("cpp", "device", "metal_host") and target.startswith("metal/host/"):
+            return None  # the runtime that this device is made of
         return None if CPP_LAYERS.index(layer) >= CPP_LAYERS.index("kernels") else f"{layer} is below kernels"
     if first not in CPP_LAYERS:
         return "no layer has this name"
