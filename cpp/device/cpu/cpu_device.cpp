@@ -1,54 +1,25 @@
 #include "device/cpu/cpu_device.h"
 
 #include <sched.h>
-#include <unistd.h>
-#if defined(__GLIBC__)
-#include <gnu/libc-version.h>
-#elif defined(__APPLE__)
-#include <sys/sysctl.h>
-#endif
 
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
-#include <cstring>
-#include <deque>
 #include <map>
-#include <mutex>
 #include <numeric>
-#include <optional>
 #include <thread>
 
 #include "base/error.h"
 #include "base/hash.h"
 #include "base/worker_pool.h"
+#include "device/host/program.h"
 
 namespace flashnext::cpu {
 namespace {
 
-// Kernels call it for exp and the like: it may give other bits in another version, and on processors for
-// which it has other code.
-std::string math_library() {
-#if defined(__GLIBC__)
-  std::string found = std::string("glibc ") + gnu_get_libc_version();
-#elif defined(__APPLE__)
-  std::string found = "the system's math library";
-  char version[64];
-  size_t size = sizeof version;
-  if (sysctlbyname("kern.osversion", version, &size, nullptr, 0) == 0) found += std::string(" ") + version;
-#else
-  std::string found = "the system's math library";
-#endif
-#if defined(__x86_64__)
-  for (const bool has : {__builtin_cpu_supports("fma") != 0, __builtin_cpu_supports("avx2") != 0,
-                         __builtin_cpu_supports("fma4") != 0, __builtin_cpu_supports("avx512f") != 0}) {
-    found += has ? "+" : "-";
-  }
-#endif
-  return found;
-}
+using host::Dispatch;
+using host::Program;
 
 class HostBuffer final : public Buffer {
  public:
@@ -87,39 +58,6 @@ class FileBuffer final : public Buffer {
   std::shared_ptr<const MappedFile> file_;
 };
 
-class HostEvent final : public Event {
- public:
-  uint64_t value() const override { return value_.load(std::memory_order_acquire); }
-
-  void signal(uint64_t value) override {
-    {
-      std::lock_guard lock(mutex_);
-      if (value > value_.load(std::memory_order_relaxed)) value_.store(value, std::memory_order_release);
-    }
-    changed_.notify_all();
-  }
-
-  void fail(uint64_t value, const std::string& what) {
-    {
-      std::lock_guard lock(mutex_);
-      failures_[value] = what;
-    }
-    signal(value);
-  }
-
-  void wait(uint64_t value) override {
-    std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return value_.load(std::memory_order_relaxed) >= value; });
-    if (const auto it = failures_.find(value); it != failures_.end()) throw DeviceError(it->second);
-  }
-
- private:
-  std::atomic<uint64_t> value_{0};
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<uint64_t, std::string> failures_;
-};
-
 class CpuKernel final : public Kernel {
  public:
   explicit CpuKernel(const KernelEntry& entry) : entry_(entry) {}
@@ -129,28 +67,6 @@ class CpuKernel final : public Kernel {
 
  private:
   KernelEntry entry_;
-};
-
-// A recorded dispatch; slots and params are offsets into the program's pools, which move while they grow.
-struct Dispatch {
-  const CpuKernel* kernel;  // null: a copy of params' size_bytes from slot 0 to slot 1
-  Grid grid;
-  uint32_t first_slot;
-  uint32_t params;
-  const char* part;
-};
-
-// What a committed command buffer runs: segments of dispatches, each with waits before it and signals after
-// it.
-struct Program {
-  struct Segment {
-    uint32_t first_dispatch = 0, n_dispatches = 0;
-    std::vector<std::pair<std::shared_ptr<HostEvent>, uint64_t>> waits, signals;
-  };
-  std::vector<Dispatch> dispatches;
-  std::vector<void*> slots;
-  std::vector<uint64_t> params;  // 8-byte units, so that structs are aligned
-  std::vector<Segment> segments;
 };
 
 // A seeded permutation of 0 .. n-1 without a table: i -> (i * a + b) mod n with a coprime to n.
@@ -164,92 +80,37 @@ struct Shuffle {
   uint32_t operator()(uint64_t i, uint64_t n) const { return static_cast<uint32_t>((i * a + b) % n); }
 };
 
-// The thread that runs committed programs in order, as worker 0 of the pool.
-class Executor {
+// Runs programs as worker 0 of the pool.
+class CpuExecutor final : public host::Executor {
  public:
-  Executor(int workers, uint64_t shuffle_seed, FaultPlan& faults)
+  CpuExecutor(int workers, uint64_t shuffle_seed, FaultPlan& faults)
       : faults_(faults), pool_(workers), seed_(shuffle_seed), memory_(workers * kWorkerBytes) {
-    thread_ = std::thread([this] { serve(); });
+    start();
   }
-
-  ~Executor() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    ready_.notify_all();
-    thread_.join();
-  }
+  ~CpuExecutor() override { stop(); }
 
   int workers() const { return pool_.size(); }
   uint64_t busy_ns() const { return busy_ns_; }
 
-  void submit(std::unique_ptr<Program> program) {
-    {
-      std::lock_guard lock(mutex_);
-      queue_.push_back(std::move(program));
-    }
-    ready_.notify_one();
-  }
-
  private:
-  void serve() {
-    for (;;) {
-      std::unique_ptr<Program> program;
-      {
-        std::unique_lock lock(mutex_);
-        ready_.wait(lock, [this] { return stop_ || !queue_.empty(); });
-        if (queue_.empty()) return;
-        program = std::move(queue_.front());
-        queue_.pop_front();
-      }
-      run(*program);
-    }
-  }
-
-  // Runs of segments without waits and signals go to the pool together, so that workers go from one to the
-  // next without coming back here.
-  void run(const Program& program) {
-    failure_.reset();
-    const auto& segments = program.segments;
-    for (size_t first = 0; first < segments.size();) {
-      for (const auto& [event, value] : segments[first].waits) {
-        try {
-          event->wait(value);
-        } catch (const Error& e) {
-          fail(e.what());
-        }
-      }
-      size_t last = first + 1;
-      while (last < segments.size() && segments[last - 1].signals.empty() && segments[last].waits.empty()) {
-        ++last;
-      }
-      if (!failure_) run_until_fault(program, first, last);
-      for (const auto& [event, value] : segments[last - 1].signals) {
-        failure_ ? event->fail(value, *failure_) : event->signal(value);
-      }
-      first = last;
-    }
-  }
-
   // A planted fault takes the place of its dispatch; what comes before the barrier in front of it runs.
-  void run_until_fault(const Program& program, size_t first, size_t last) {
+  void run_segments(const Program& program, size_t first, size_t last) override {
     for (size_t s = first; faults_.any_dispatch() && s < last; ++s) {
       const Program::Segment& segment = program.segments[s];
       for (uint32_t i = 0; i < segment.n_dispatches; ++i) {
         const Dispatch& d = program.dispatches[segment.first_dispatch + i];
         if (!d.kernel) continue;
         if (const auto fault = faults_.at_dispatch(d.kernel->name())) {
-          run_segments(program, first, s);
-          fail(d, *fault);
+          run_sound(program, first, s);
+          fail_dispatch(d, *fault);
           return;
         }
       }
     }
-    run_segments(program, first, last);
+    run_sound(program, first, last);
   }
 
-  void run_segments(const Program& program, size_t first, size_t last) {
+  void run_sound(const Program& program, size_t first, size_t last) {
     tasks_.clear();
     shuffles_.clear();
     for (size_t s = first; s < last; ++s) {
@@ -268,7 +129,7 @@ class Executor {
     pool_.run(
         tasks_,
         [](void* self, uint32_t segment, uint32_t task, int worker) {
-          static_cast<Executor*>(self)->run_task(segment, task, worker);
+          static_cast<CpuExecutor*>(self)->run_task(segment, task, worker);
         },
         this);
     busy_ns_ += std::chrono::nanoseconds(std::chrono::steady_clock::now() - began).count();
@@ -287,7 +148,7 @@ class Executor {
     void* const* slots = program_->slots.data() + d->first_slot;
     const void* params = program_->params.data() + d->params;
     if (!d->kernel) {
-      std::memcpy(slots[1], slots[0], *static_cast<const uint64_t*>(params));
+      program_->copy(*d);
       return;
     }
     // y runs slowest: neighbouring tasks are neighbouring columns, so weights stream in order.
@@ -302,20 +163,14 @@ class Executor {
                     first_number_ + segment,
                     static_cast<uint32_t>(pool_.size())};
     try {
-      d->kernel->run(t);
+      static_cast<const CpuKernel*>(d->kernel)->run(t);
     } catch (const std::exception& e) {
-      fail(*d, e.what());
+      fail_dispatch(*d, e.what());
     }
   }
 
-  void fail(const Dispatch& d, const std::string& what) {
-    const std::string name(d.kernel->name());
-    fail((d.part ? std::string(d.part) + ": " : "") + name + ": " + what);
-  }
-
-  void fail(const std::string& what) {
-    std::lock_guard lock(failure_mutex_);
-    if (!failure_) failure_ = what;
+  void fail_dispatch(const Dispatch& d, const std::string& what) {
+    fail(named(d, std::string(d.kernel->name()) + ": " + what));
   }
 
   static constexpr size_t kWorkerBytes = kScratchBytes + kKeptBytes;
@@ -335,93 +190,6 @@ class Executor {
   size_t first_segment_ = 0;
   uint64_t first_number_ = 1;  // of that segment, of all that ever ran
   std::atomic<uint64_t> busy_ns_{0};
-  std::mutex failure_mutex_;
-  std::optional<std::string> failure_;
-
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::deque<std::unique_ptr<Program>> queue_;
-  bool stop_ = false;
-  std::thread thread_;
-};
-
-class Commands final : public CommandBuffer {
- public:
-  explicit Commands(Executor& executor) : executor_(executor), program_(std::make_unique<Program>()) {
-    program_->segments.emplace_back();
-  }
-
-  using CommandBuffer::dispatch;
-  void dispatch(const Kernel& kernel, Grid grid, std::span<const Slice> slots,
-                std::span<const std::byte> params) override {
-    record(&static_cast<const CpuKernel&>(kernel), grid, slots, params);
-  }
-
-  void copy(const Slice& from, const Slice& to, size_t size_bytes) override {
-    const uint64_t n = size_bytes;
-    const Slice slots[] = {from, to};
-    record(nullptr, {}, slots, std::as_bytes(std::span(&n, 1)));
-  }
-
-  void part(const char* name) override { part_ = name; }
-
-  void barrier() override {
-    Program::Segment& s = program().segments.back();
-    if (s.n_dispatches == 0 && s.signals.empty()) return;
-    program().segments.emplace_back().first_dispatch = static_cast<uint32_t>(program().dispatches.size());
-  }
-
-  void wait(const EventRef& event, uint64_t value) override {
-    barrier();
-    program().segments.back().waits.emplace_back(std::static_pointer_cast<HostEvent>(event), value);
-  }
-
-  void signal(const EventRef& event, uint64_t value) override {
-    program().segments.back().signals.emplace_back(std::static_pointer_cast<HostEvent>(event), value);
-    barrier();
-  }
-
-  void commit() override {
-    if (!program_) throw Error("command buffer: committed twice");
-    executor_.submit(std::move(program_));
-  }
-
- private:
-  Program& program() {
-    if (!program_) throw Error("command buffer: used after its commit");
-    return *program_;
-  }
-
-  void record(const CpuKernel* kernel, Grid grid, std::span<const Slice> slots,
-              std::span<const std::byte> params) {
-    Program& p = program();
-    if (uint64_t{grid.x} * grid.y * grid.z == 0) return;
-    p.dispatches.push_back(
-        {kernel, grid, static_cast<uint32_t>(p.slots.size()), static_cast<uint32_t>(p.params.size()), part_});
-    for (const Slice& s : slots) p.slots.push_back(s ? s.host() : nullptr);
-    p.params.resize(p.params.size() + (params.size() + 7) / 8);
-    if (!params.empty()) std::memcpy(&p.params[p.dispatches.back().params], params.data(), params.size());
-    ++p.segments.back().n_dispatches;
-  }
-
-  Executor& executor_;
-  std::unique_ptr<Program> program_;
-  const char* part_ = nullptr;
-};
-
-class Residency final
-    : public ResidencySet {  // every buffer of this device is always reachable: only the count matters
- public:
-  void add(const BufferRef& buffer) override { buffers_.push_back(buffer); }
-  void remove(const BufferRef& buffer) override { std::erase(buffers_, buffer); }
-  size_t size_bytes() const override {
-    size_t n = 0;
-    for (const BufferRef& b : buffers_) n += b->size_bytes();
-    return n;
-  }
-
- private:
-  std::vector<BufferRef> buffers_;
 };
 
 int available_processors() {
@@ -439,7 +207,7 @@ class CpuDevice final : public Device {
         executor_(options.workers > 0 ? options.workers : available_processors(), options.shuffle_seed,
                   faults_) {
     for (const KernelEntry& e : kernels) kernels_.emplace(e.name, CpuKernel(e));
-    const auto memory = static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE);
+    const size_t memory = host::memory_bytes();
     limits_.working_set_bytes = memory;
     limits_.max_buffer_bytes = memory;
     limits_.tensor_alignment = sizeof(float);
@@ -449,7 +217,7 @@ class CpuDevice final : public Device {
 
   std::string identity() const override {
     return "cpu " + path_ + ", prompt order " + (limits_.prompt_equals_window ? "as windows" : "reversed") +
-           ", " + math_library();
+           ", " + host::math_library();
   }
   std::string name() const override {
     const int n = executor_.workers();
@@ -477,16 +245,16 @@ class CpuDevice final : public Device {
     for (const auto& [name, kernel] : kernels_) names.push_back(name);
     return names;
   }
-  std::unique_ptr<CommandBuffer> command_buffer() override { return std::make_unique<Commands>(executor_); }
-  EventRef event() override { return std::make_shared<HostEvent>(); }
-  std::unique_ptr<ResidencySet> residency_set() override { return std::make_unique<Residency>(); }
+  std::unique_ptr<CommandBuffer> command_buffer() override { return host::command_buffer(executor_); }
+  EventRef event() override { return std::make_shared<host::HostEvent>(); }
+  std::unique_ptr<ResidencySet> residency_set() override { return host::residency_set(); }
 
  private:
   std::string path_;
   std::map<std::string, CpuKernel> kernels_;
   Limits limits_;
   FaultPlan faults_;
-  Executor executor_;
+  CpuExecutor executor_;
 };
 
 }  // namespace

@@ -1,0 +1,102 @@
+// For devices whose work runs on threads of the host: what command buffers record, and the thread that runs
+// it.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "device/device.h"
+
+namespace flashnext::host {
+
+class HostEvent final : public Event {
+ public:
+  uint64_t value() const override { return value_.load(std::memory_order_acquire); }
+  void signal(uint64_t value) override;
+  // Signals a value whose wait throws.
+  void fail(uint64_t value, const std::string& what);
+  void wait(uint64_t value) override;
+
+ private:
+  std::atomic<uint64_t> value_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<uint64_t, std::string> failures_;
+};
+
+// A recorded dispatch; slots and params are offsets into the program's pools, which move while they grow.
+struct Dispatch {
+  const Kernel* kernel;  // null: a copy of params' size_bytes from slot 0 to slot 1
+  Grid grid;
+  uint32_t first_slot, n_slots;
+  uint32_t params, params_bytes;
+  const char* part;
+};
+
+// What a committed command buffer runs: segments of dispatches that may overlap, each with waits before it
+// and signals after it.
+struct Program {
+  struct Segment {
+    uint32_t first_dispatch = 0, n_dispatches = 0;
+    std::vector<std::pair<std::shared_ptr<HostEvent>, uint64_t>> waits, signals;
+  };
+  std::vector<Dispatch> dispatches;
+  std::vector<void*> slots;
+  std::vector<uint64_t> params;  // 8-byte units, so that structs are aligned
+  std::vector<Segment> segments;
+
+  void copy(const Dispatch& d) const;  // of one without a kernel
+};
+
+// The thread that runs committed programs in order.
+class Executor {
+ public:
+  virtual ~Executor() = default;
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+  void submit(std::unique_ptr<Program> program);
+
+ protected:
+  Executor() = default;
+  // A subclass starts the thread when it is made, and stops it, after all that was submitted, before it goes.
+  void start();
+  void stop();
+  // Runs segments first .. last - 1 in order; none of them waits or signals but the last. Failures go to
+  // fail().
+  virtual void run_segments(const Program& program, size_t first, size_t last) = 0;
+  // The first failure of a program stands for all of it. From any thread.
+  void fail(const std::string& what);
+  static std::string named(const Dispatch& d, const std::string& what);  // "part: what"
+
+ private:
+  void serve();
+  void run(const Program& program);
+
+  std::mutex failure_mutex_;
+  std::optional<std::string> failure_;
+  std::mutex mutex_;
+  std::condition_variable ready_;
+  std::deque<std::unique_ptr<Program>> queue_;
+  bool stop_ = false;
+  std::thread thread_;
+};
+
+std::unique_ptr<CommandBuffer> command_buffer(Executor& executor);
+// Every buffer of such a device is always reachable: only the count matters.
+std::unique_ptr<ResidencySet> residency_set();
+size_t memory_bytes();  // of this machine
+// What kernels call for exp and the like: it may give other bits in another version, and on processors for
+// which it has other code.
+std::string math_library();
+
+}  // namespace flashnext::host
