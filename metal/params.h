@@ -6,20 +6,23 @@
 // is read, `out` written, `io` both.
 #pragma once
 
-#ifndef __METAL_VERSION__
+#ifdef __METAL_VERSION__
+#define FLASHNEXT_CONSTANT constant constexpr
+#else
 #include <cstdint>
+#define FLASHNEXT_CONSTANT constexpr
 #endif
 
 namespace flashnext {
 
-constexpr int kPageTokens = 64;                 // tokens a page holds
-constexpr int kAttentionSpan = 512;             // absolute positions a partial softmax covers
-constexpr int kSamplerBlock = 1024;             // token ids a partial sum or maximum of the vocabulary covers
-constexpr int kMaxWindow = 16;                  // rows of a window: the pending token and its drafts
-constexpr int kMaxDrawn = 252 * kSamplerBlock;  // largest n_valid that tokens are drawn from
-constexpr int kMaxTop = 20;                     // likeliest ids that log-probabilities list
-constexpr int kLeastCopy = 3;   // tokens that must agree before what followed them is copied as drafts
-constexpr int kMostMatch = 16;  // of them, beyond which more do not count
+FLASHNEXT_CONSTANT int kPageTokens = 64;      // tokens a page holds
+FLASHNEXT_CONSTANT int kAttentionSpan = 512;  // absolute positions a partial softmax covers
+FLASHNEXT_CONSTANT int kSamplerBlock = 1024;  // token ids a partial sum or maximum of the vocabulary covers
+FLASHNEXT_CONSTANT int kMaxWindow = 16;       // rows of a window: the pending token and its drafts
+FLASHNEXT_CONSTANT int kMaxDrawn = 252 * kSamplerBlock;  // largest n_valid that tokens are drawn from
+FLASHNEXT_CONSTANT int kMaxTop = 20;                     // likeliest ids that log-probabilities list
+FLASHNEXT_CONSTANT int kLeastCopy = 3;   // tokens that must agree before what followed is copied as drafts
+FLASHNEXT_CONSTANT int kMostMatch = 16;  // of them, beyond which more do not count
 
 // How many rows, sequences, logit rows and streams of rows (R*S) the pass really has; grids are upper bounds.
 // Index with CountIndex.

@@ -15,6 +15,9 @@
 #include "base/error.h"
 #include "bindings/errors.h"
 #include "kernels/cpu/table.h"
+#if defined(FLASHNEXT_HAS_METAL_HOST)
+#include "kernels/metal/host.h"
+#endif
 #include "rounds/runner.h"
 #include "session/page_pool.h"
 #include "session/session.h"
@@ -99,9 +102,29 @@ DType dtype_from(const std::string& name) {
   throw InvalidArgument("dtype is '" + name + "', expected bfloat16 or float32");
 }
 
+std::vector<std::string> device_kinds() {
+#if defined(FLASHNEXT_HAS_METAL_HOST)
+  return {"cpu", "metal-host"};
+#else
+  return {"cpu"};
+#endif
+}
+
+DeviceRef open_metal_host(const std::string& schedule, uint64_t seed) {
+#if defined(FLASHNEXT_HAS_METAL_HOST)
+  return metal_host::open({schedule.empty() ? "forward" : schedule, seed});
+#else
+  (void)schedule, (void)seed;
+  throw InvalidArgument(
+      "this build has no metal-host device, which is for tests: pip install . "
+      "-Ccmake.define.FLASHNEXT_METAL_HOST=ON makes one that has");
+#endif
+}
+
 DeviceRef open_device(const std::string& kind, int threads, const std::string& path, uint64_t shuffle_seed,
                       const std::string& prompt_order) {
-  if (kind != "cpu") throw InvalidArgument("device is '" + kind + "'; this build has: cpu");
+  if (kind == "metal-host") return open_metal_host(path, shuffle_seed);
+  if (kind != "cpu") throw InvalidArgument("device is '" + kind + "', expected cpu or metal-host");
   if (threads < 0)
     throw InvalidArgument("threads is " + std::to_string(threads) + ", expected 0 (all) or more");
   if (prompt_order != "as windows" && prompt_order != "reversed") {
@@ -202,9 +225,12 @@ void bind_model(nb::module_& m) {
                    "Nanoseconds in which the device ran work since it was opened; waits are not in it.");
   m.def("open_device", &open_device, "kind"_a = "cpu", "threads"_a = 0, "path"_a = "", "shuffle_seed"_a = 0,
         "prompt_order"_a = "as windows",
-        "Open a device. path: '' for the best instruction path, or one of instruction_paths(). prompt_order: "
+        "Open a device: one of device_kinds(). path: '' for the best instruction path, or one of "
+        "instruction_paths(); of metal-host the order of threads: 'forward' (the default), 'reverse', or "
+        "'random' by shuffle_seed. prompt_order: "
         "'as windows', or, for tests, 'reversed': attention of prompt rows sums in another order, so that "
         "prompts and rounds differ.");
+  m.def("device_kinds", &device_kinds, "Kinds of devices that this build has.");
   m.def("instruction_paths", &cpu::available_paths, "Instruction paths this processor can run, best first.");
 
   nb::class_<Model>(m, "Model", "The loaded model: weights, scratch and the layer plan.")

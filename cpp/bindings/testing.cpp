@@ -21,6 +21,7 @@
 #include "bindings/testing.h"
 #include "device/cpu/cpu_device.h"
 #include "device/device.h"
+#include "kernels/metal/table.h"
 #include "metal/params.h"
 #include "rounds/sampler.h"
 #include "session/snapshot.h"
@@ -290,6 +291,14 @@ void bind_testing(nb::module_& parent) {
   m.def(
       "kernel_tile", [](const DeviceRef& d, const std::string& name) { return d->kernel(name).tile(); },
       "device"_a, "name"_a);
+  m.def(
+      "metal_kernels",
+      [] {
+        std::map<std::string, uint32_t> threads;
+        for (const mtl::KernelEntry& e : mtl::kernels()) threads[e.name] = e.threads;
+        return threads;
+      },
+      "Kernels that a Metal device is handed -> threads of a threadgroup.");
   m.def(
       "fail_dispatch",
       [](const DeviceRef& d, std::string kernel, uint64_t n, std::string what) {

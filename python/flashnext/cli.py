@@ -149,7 +149,7 @@ def _serve_parser() -> argparse.ArgumentParser:
         metavar="GIB",
         help=f"most that the files there take; only with --spill-dir (default {SPILL_GIB:g})",
     )
-    engine.add_argument("--device", default="auto", help="auto or cpu (default auto)")
+    engine.add_argument("--device", default="auto", help="auto, cpu or metal-host (default auto)")
     engine.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),

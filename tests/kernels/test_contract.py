@@ -1,4 +1,4 @@
-"""The kernel contract on every instruction path: four gates, and faults that must turn them red."""
+"""The kernel contract on every device: four gates, and faults that must turn them red."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from flashnext.contract.replies import TableFamily
 from flashnext.contract.structs import STRUCTS
 from flashnext.contract.sweep import CHUNK, POSITIONS, Table, rotary_sweep, tables
 from flashnext.errors import DeviceError
-from support.engine import PATHS
+from support.engine import DEVICES, PATHS, open_device
 
 
 @cache
-def runner(path: str) -> DeviceRunner:
-    return DeviceRunner(core.open_device("cpu", 2, path))
+def runner(name: str) -> DeviceRunner:
+    return DeviceRunner(open_device(name))
 
 
-each_path = pytest.mark.parametrize("path", PATHS)
+each_device = pytest.mark.parametrize("device", DEVICES)
 each_kernel = pytest.mark.parametrize("subject", subjects(), ids=lambda s: s.name)
 
 
-@each_path
-def test_no_kernel_is_without_a_contract(path: str) -> None:
-    assert sorted(core.testing.kernel_names(runner(path).device)) == sorted(s.name for s in subjects())
+@each_device
+def test_no_kernel_is_without_a_contract(device: str) -> None:
+    assert sorted(core.testing.kernel_names(runner(device).device)) == sorted(s.name for s in subjects())
 
 
 @each_kernel
@@ -43,17 +43,17 @@ def test_a_contract_says_what_the_design_asks_for(subject: Subject) -> None:
     assert len(family.shapes) >= 4
 
 
-@each_path
+@each_device
 @pytest.mark.parametrize("gate", GATES)
 @each_kernel
-def test_the_gate_is_green(subject: Subject, gate: str, path: str) -> None:
-    assert run_gate(subject, gate, runner(path)).red == {}
+def test_the_gate_is_green(subject: Subject, gate: str, device: str) -> None:
+    assert run_gate(subject, gate, runner(device)).red == {}
 
 
-@each_path
+@each_device
 @each_kernel
-def test_planted_faults_turn_their_gate_red(subject: Subject, path: str) -> None:
-    report = run_faults(subject, runner(path))
+def test_planted_faults_turn_their_gate_red(subject: Subject, device: str) -> None:
+    report = run_faults(subject, runner(device))
     assert report.unseen == []
     assert report.n_faults >= 6
 
@@ -123,11 +123,11 @@ def test_bytes_that_depend_on_where_slots_lie_turn_repeat_red() -> None:
     assert "slots of one buffer" in report.red["repeat"]
 
 
-@each_path
+@each_device
 @pytest.mark.parametrize("table", list(tables()), ids=lambda t: t.name)
-def test_a_sample_of_the_rotary_sweep_is_within_its_bound(path: str, table: Table) -> None:
+def test_a_sample_of_the_rotary_sweep_is_within_its_bound(device: str, table: Table) -> None:
     step = 8
-    sweep = rotary_sweep(runner(path), table, step)
+    sweep = rotary_sweep(runner(device), table, step)
     assert sweep.passed, sweep
     assert sweep.n_values >= 2 * 3 * 32 * (POSITIONS // step - CHUNK)
 

@@ -16,8 +16,18 @@ Tokens = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
 PATHS: tuple[str, ...] = tuple(core.instruction_paths())
+METAL_HOST = "metal-host"
+DEVICES: tuple[str, ...] = (*PATHS, *({METAL_HOST} & set(core.device_kinds())))
+"""What kernels run on: the CPU's paths, and metal-host where the build has it."""
 CONTEXT = 1024
 MAX_WINDOW = 64
+
+
+def open_device(name: str, seed: int = 1) -> core.Device:
+    """Open one of DEVICES; threads of metal-host run in a random order of that seed."""
+    if name == METAL_HOST:
+        return core.open_device(METAL_HOST, 0, "random", shuffle_seed=seed)
+    return core.open_device("cpu", 2, name)
 
 
 class Engine:

@@ -19,6 +19,9 @@ def kernel_names(device: flashnext._core.Device) -> list[str]: ...
 
 def kernel_tile(device: flashnext._core.Device, name: str) -> int: ...
 
+def metal_kernels() -> dict[str, int]:
+    """Kernels that a Metal device is handed -> threads of a threadgroup."""
+
 def fail_dispatch(device: flashnext._core.Device, kernel: str, n: int = 1, what: str = 'planted') -> None:
     """Let the n-th dispatch of a kernel from now on fail with a text, once."""
 

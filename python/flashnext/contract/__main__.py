@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,15 @@ def main(arguments: list[str] | None = None) -> int:
     """
     parser = argparse.ArgumentParser(prog="python -m flashnext.contract", description=__doc__)
     parser.add_argument(
-        "--path", action="append", help="instruction path (default: all this machine can run)"
+        "--device",
+        action="append",
+        choices=core.device_kinds(),
+        help="kind of device (default: all there are)",
+    )
+    parser.add_argument(
+        "--path",
+        action="append",
+        help="instruction path of the CPU (default: all this machine can run), or order of metal-host",
     )
     parser.add_argument("--kernel", action="append", help="kernel or family (default: all)")
     parser.add_argument("--seed", type=int, default=SEED, help="of the drawn inputs")
@@ -38,9 +47,9 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no kernel is called {', '.join(given.kernel)}")
     receipt: list[dict[str, Any]] = []
     passed = True
-    for path in given.path or core.instruction_paths():
-        runner = DeviceRunner(core.open_device("cpu", 0, path))
-        print(runner.device.name)
+    for device in _devices(given.device or core.device_kinds(), given.path):
+        runner = DeviceRunner(device)
+        print(device.name)
         kernels = {}
         for subject in chosen:
             start = time.monotonic()
@@ -66,6 +75,13 @@ def main(arguments: list[str] | None = None) -> int:
         given.receipt.write_text(json.dumps(receipt, indent=1) + "\n")
     print("passed" if passed else "FAILED")
     return 0 if passed else 1
+
+
+def _devices(kinds: Sequence[str], paths: Sequence[str] | None) -> Iterator[core.Device]:
+    orders = {"cpu": core.instruction_paths(), "metal-host": ["random"]}
+    for kind in kinds:
+        for path in paths or orders[kind]:
+            yield core.open_device(kind, 0, path, shuffle_seed=0 if kind == "cpu" else SEED)
 
 
 def _line(report: Report, seconds: float) -> str:

@@ -1,0 +1,186 @@
+// Products of rows with a stored matrix, the one place where weights are read: y[r][c] = sum_k x[r][k]
+// w[c][k].
+//
+// A weight is decoded to fp32, fma(scale, code, bias). Lane l takes inputs in runs of 16, those from 16 (l +
+// 32 i) on for i = 0, 1, ..., all in one chain of fma by ascending input; the lanes are added by add_lanes.
+// That order hangs on nothing else, so one row and eight rows have equal bits. A run lies in one group of
+// inputs.
+//
+// A simdgroup has kSimdColumns columns and up to kProductRows rows at a time, which share the decoded
+// weights.
+//
+// The seam for tensor operations of later GPUs is `product`: what it gives is all that kernels use.
+#pragma once
+
+#include "metal/lib/memory.h"
+#include "metal/lib/sums.h"
+
+FLASHNEXT_CONSTANT uint kRun = 16;  // inputs that a lane takes at once
+
+// A matrix [.., n_in], its rows packed as `format` says.
+struct Stored {
+  device const uchar* codes;
+  device const bfloat* scales;
+  device const bfloat* biases;
+  uint bits, group, n_in;
+
+  METAL_FUNC ulong row_bytes() const { return ulong(n_in) * bits / 8; }
+};
+
+METAL_FUNC Stored stored(device const uchar* codes,
+                         device const bfloat* scales,
+                         device const bfloat* biases,
+                         constant Format& format,
+                         uint n_in) {
+  return {codes, scales, biases, format.bits, format.group, n_in};
+}
+// Matrix `i` of a batch, its strides in bytes.
+METAL_FUNC Stored of_batch(Stored w, ulong i, ulong codes_stride, ulong scales_stride) {
+  w.codes += i * codes_stride;
+  if (w.bits < 16) {
+    w.scales += i * scales_stride / sizeof(bfloat);
+    w.biases += i * scales_stride / sizeof(bfloat);
+  }
+  return w;
+}
+
+// 16 codes of BITS bits, a little-endian string of bits.
+template <int BITS>
+METAL_FUNC void load_codes(device const uchar* from, thread float* q) {
+  uint words[BITS / 2 + 2];
+  if (BITS == 8) {
+    const uint4 v = *reinterpret_cast<device const uint4*>(from);
+    for (uint i = 0; i < 4; i++) words[i] = v[i];
+  } else if (BITS == 4) {
+    const uint2 v = *reinterpret_cast<device const uint2*>(from);
+    for (uint i = 0; i < 2; i++) words[i] = v[i];
+  } else if (BITS % 2 == 0) {
+    for (int i = 0; i < BITS / 2; i++) words[i] = reinterpret_cast<device const uint*>(from)[i];
+  } else {  // an odd number of halves
+    device const ushort* halves = reinterpret_cast<device const ushort*>(from);
+    for (int i = 0; i < BITS / 2; i++) words[i] = halves[2 * i] | uint(halves[2 * i + 1]) << 16;
+    words[BITS / 2] = halves[BITS - 1];
+  }
+  for (int i = 0; i < 16; i++) {
+    const int word = i * BITS / 32, shift = i * BITS % 32;
+    uint code = words[word] >> shift;
+    if (shift + BITS > 32) code |= words[word + 1] << (32 - shift) % 32;
+    q[i] = float(code & ((1u << BITS) - 1));
+  }
+}
+
+// Weights k .. k + 15 of a row.
+template <int BITS>
+METAL_FUNC void load_weights(Stored w, ulong row, uint k, thread float* q) {
+  if (BITS == 32) {
+    device const float* from = reinterpret_cast<device const float*>(w.codes) + row * w.n_in + k;
+    for (uint i = 0; i < 16; i += 4) {
+      const float4 v = load4(from + i);
+      for (uint j = 0; j < 4; j++) q[i + j] = v[j];
+    }
+  } else if (BITS == 16) {
+    device const bfloat* from = reinterpret_cast<device const bfloat*>(w.codes) + row * w.n_in + k;
+    for (uint i = 0; i < 16; i += 4) {
+      const float4 v = load4(from + i);
+      for (uint j = 0; j < 4; j++) q[i + j] = v[j];
+    }
+  } else {
+    load_codes<BITS & 15>(w.codes + row * w.row_bytes() + k * BITS / 8, q);
+    const ulong group = row * (w.n_in / w.group) + k / w.group;
+    const float scale = float(w.scales[group]), bias = float(w.biases[group]);
+    for (int i = 0; i < 16; i++) q[i] = fma(scale, q[i], bias);
+  }
+}
+
+// One weight, for whoever looks up single rows.
+METAL_FUNC float weight(Stored w, ulong row, uint k) {
+  if (w.bits == 32) return reinterpret_cast<device const float*>(w.codes)[row * w.n_in + k];
+  if (w.bits == 16) return float(reinterpret_cast<device const bfloat*>(w.codes)[row * w.n_in + k]);
+  const uint bit = k * w.bits, shift = bit % 8;
+  device const uchar* from = w.codes + row * w.row_bytes() + bit / 8;
+  uint code = from[0] >> shift;
+  if (shift + w.bits > 8) code |= uint(from[1]) << (8 - shift);
+  const ulong group = row * (w.n_in / w.group) + k / w.group;
+  return fma(float(w.scales[group]), float(code & ((1u << w.bits) - 1)), float(w.biases[group]));
+}
+
+// M rows of activations.
+template <typename T, int M>
+struct Rows {
+  device const T* row[M];
+};
+
+template <typename T, int M, int BITS>
+METAL_FUNC void accumulate(Stored w, ulong column, ulong last, Rows<T, M> x, thread float* sums, uint lane) {
+  for (uint k = lane * kRun; k < w.n_in; k += kRun * kSimdLanes) {
+    float q[kSimdColumns][16];
+    for (int c = 0; c < kSimdColumns; c++) {
+      const ulong row = column + ulong(c);
+      load_weights<BITS>(w, row < last ? row : last, k, q[c]);
+    }
+    for (int m = 0; m < M; m++) {
+      float v[16];
+      for (uint i = 0; i < 16; i += 4) {
+        const float4 some = load4(x.row[m] + k + i);
+        for (uint j = 0; j < 4; j++) v[i + j] = some[j];
+      }
+      for (int c = 0; c < kSimdColumns; c++) {
+        for (int i = 0; i < 16; i++) sums[c * M + m] = fma(q[c][i], v[i], sums[c * M + m]);
+      }
+    }
+  }
+}
+
+// Which of a simdgroup's products a lane holds: of row m < M and column c; several lanes may hold one,
+// `first` says which of them stores it.
+template <int M>
+struct Held {
+  uint m, c;
+  bool first;
+
+  METAL_FUNC Held(uint lane) {
+    const uint value = lane * (kSimdColumns * M) / kSimdLanes;
+    m = value % M;
+    c = value / M;
+    first = lane % (kSimdLanes / (kSimdColumns * M)) == 0;
+  }
+};
+
+// The lane's product (Held) of M rows with the matrix rows from `column` on, none beyond `last`.
+template <typename T, int M>
+METAL_FUNC float product(Stored w, ulong column, ulong last, Rows<T, M> x, uint lane) {
+  float sums[kSimdColumns * M];
+  for (int i = 0; i < kSimdColumns * M; i++) sums[i] = 0;
+  switch (w.bits) {
+    case 2: accumulate<T, M, 2>(w, column, last, x, sums, lane); break;
+    case 3: accumulate<T, M, 3>(w, column, last, x, sums, lane); break;
+    case 4: accumulate<T, M, 4>(w, column, last, x, sums, lane); break;
+    case 5: accumulate<T, M, 5>(w, column, last, x, sums, lane); break;
+    case 6: accumulate<T, M, 6>(w, column, last, x, sums, lane); break;
+    case 8: accumulate<T, M, 8>(w, column, last, x, sums, lane); break;
+    case 16: accumulate<T, M, 16>(w, column, last, x, sums, lane); break;
+    default: accumulate<T, M, 32>(w, column, last, x, sums, lane);
+  }
+  return add_lanes_of<kSimdColumns * M>(sums, lane);
+}
+
+// Calls body.run<M>(row) for rows in blocks of M = 8, 4, 2 or 1; a block may reach beyond the last row.
+template <typename Body>
+METAL_FUNC void each_block(uint n_rows, Body body) {
+  for (uint row = 0; row < n_rows;) {
+    const uint left = n_rows - row;
+    if (left > 4) {
+      body.template run<8>(row);
+      row += 8;
+    } else if (left > 2) {
+      body.template run<4>(row);
+      row += 4;
+    } else if (left == 2) {
+      body.template run<2>(row);
+      row += 2;
+    } else {
+      body.template run<1>(row);
+      row += 1;
+    }
+  }
+}
