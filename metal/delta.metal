@@ -147,11 +147,13 @@ struct DeltaRule {
     s.column = smaller(column, p.v_dim - 1);
     s.second = smaller(column + 8, p.v_dim - 1);
     s.load(state, p.v_dim, first, both);
-    for (int r = 0; r < seq.n_kept; r++) step(s, kept, r);
+    // Simdgroups whose columns all lie beyond Dv only norm.
+    const bool steps = sg * 16 < p.v_dim;
+    for (int r = 0; steps && r < seq.n_kept; r++) step(s, kept, r);
     if (seq.is_window && seq.n_kept) s.save(state, p.v_dim, first, both);
     for (int row = 0; row < seq.n_rows; row += kStep) {
       const int n = smaller(seq.n_rows - row, kStep);
-      for (int r = 0; r < n; r++) {
+      for (int r = 0; steps && r < n; r++) {
         const float2 y = step(s, given, row + r);
         if (s.chain == 0 && first) o[r * kDeltaColumns + int(s.column)] = y.x;
         if (s.chain == 0 && both) o[r * kDeltaColumns + int(s.second)] = y.y;
