@@ -8,8 +8,8 @@
 // C], 5 DeltaConvParams.
 //
 // Grid (sequences, ceil(columns / kColumnThreads)), a thread a column: columns are independent, so a thread
-// settles and moves the tail of its own and passes its rows in order. 1 <= n_taps <= 8, dilation >= 1. A NaN
-// reaches the rows whose taps read it, in its own column.
+// settles and moves the tail of its own, to marks too, and passes its rows in order. 1 <= n_taps <= 8,
+// dilation >= 1. A NaN reaches the rows whose taps read it, in its own column.
 #include "metal/lib/math.h"
 #include "metal/lib/memory.h"
 
@@ -18,12 +18,14 @@ struct Conv {
   ulong state_offset, unsettled_offset;
 };
 
-// Moves n_new values of a column into the end of its tail of n_tail, values `width` apart.
+// The last values of a column's tail followed by n_new values, as many as the tail has, into `out`, which may
+// be the tail itself. Values are `width` apart.
 template <typename T>
-METAL_FUNC void push(device T* tail, int n_tail, device const T* values, int n_new, ulong width) {
+METAL_FUNC void last_values(
+    device T* out, device const T* tail, int n_tail, device const T* values, int n_new, ulong width) {
   for (int i = 0; i < n_tail; i++) {
-    const int from = i + n_new;  // of the tail followed by the new ones; never before i
-    tail[i * width] = from < n_tail ? tail[from * width] : values[ulong(from - n_tail) * width];
+    const int from = i + n_new;  // never before i
+    out[i * width] = from < n_tail ? tail[from * width] : values[ulong(from - n_tail) * width];
   }
 }
 
@@ -38,7 +40,7 @@ METAL_FUNC void convolve(device const Sequence& seq,
   const ulong W = p.width;
   const int n_tail = int((p.n_taps - 1) * p.dilation);
   device T* tail = at<T>(seq.state, p.state_offset) + column;
-  push(tail, n_tail, at<const T>(seq.kept, p.unsettled_offset) + column, seq.n_kept, W);
+  last_values(tail, tail, n_tail, at<const T>(seq.kept, p.unsettled_offset) + column, seq.n_kept, W);
   device const T* rows = x + ulong(seq.first_row) * W + column;
   for (int r = 0; r < seq.n_rows; r++) {
     float sum = 0;
@@ -50,7 +52,11 @@ METAL_FUNC void convolve(device const Sequence& seq,
     finish(ulong(seq.first_row + r), column, silu(sum));
     if (seq.is_window) at<T>(seq.unsettled, p.unsettled_offset)[ulong(r) * W + column] = rows[ulong(r) * W];
   }
-  if (!seq.is_window) push(tail, n_tail, rows, seq.n_rows, W);
+  device const Mark* marks = at<const Mark>(seq.marks);
+  for (int m = 0; m < seq.n_marks; m++) {
+    last_values(at<T>(marks[m].state, p.state_offset) + column, tail, n_tail, rows, marks[m].n_rows, W);
+  }
+  if (!seq.is_window) last_values(tail, tail, n_tail, rows, seq.n_rows, W);
 }
 
 template <typename T>

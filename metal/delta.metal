@@ -10,12 +10,13 @@
 // kRowThreads threads, a simdgroup a head of keys; a lane squares values lane, lane + 32, ... delta_rule: 0
 // counts, 1 sequences, 2 q, 3 k float[R, Hk Dk], 4 conv T[R, ..] (v: its last Hv Dv columns), 5 beta, 6 decay
 // float[R, Hv], 7 z T[R, Hv Dv], 8 norm float[Dv], 9 out T[R, Hv Dv], 10 DeltaRuleParams. Grid (sequences,
-// Hv), kDeltaThreads threads. Dk a multiple of 4 up to 256, Dv up to 256. Settles M float[Hv, Dk, Dv].
+// Hv), kDeltaThreads threads. Dk a multiple of 4 up to 256, Dv up to 256. Settles M float[Hv, Dk, Dv], also
+// at marks.
 //
 // A column of M depends on no other. Four lanes, 8 apart, have two columns each: the four chains of the key
-// dimension (index mod 4), added as (0+2)+(1+3). M stays in their registers while all rows pass; o of kStep
-// rows waits in threadgroup memory, where a simdgroup a row norms it. A NaN reaches M, and from there every
-// later row of its head.
+// dimension (index mod 4), added as (0+2)+(1+3). M stays in their registers while all rows pass, and marks
+// get it as it stands behind theirs; o of kStep rows waits in threadgroup memory, where a simdgroup a row
+// norms it. A NaN reaches M, and from there every later row of its head.
 #include "metal/lib/math.h"
 #include "metal/lib/sums.h"
 
@@ -129,7 +130,7 @@ struct DeltaRule {
   device const Sequence& seq;
   constant DeltaRuleParams& p;
   Inputs<T> kept, given;
-  device float* state;
+  ulong of_head;  // its M, in those of all heads
   device const T* z;
   device const float* norm;
   device T* out;
@@ -146,24 +147,32 @@ struct DeltaRule {
     const bool first = column < p.v_dim, both = column + 8 < p.v_dim;
     s.column = smaller(column, p.v_dim - 1);
     s.second = smaller(column + 8, p.v_dim - 1);
-    s.load(state, p.v_dim, first, both);
+    s.load(m_of(seq.state), p.v_dim, first, both);
     // Simdgroups whose columns all lie beyond Dv only norm.
     const bool steps = sg * 16 < p.v_dim;
     for (int r = 0; steps && r < seq.n_kept; r++) step(s, kept, r);
-    if (seq.is_window && seq.n_kept) s.save(state, p.v_dim, first, both);
+    if (seq.is_window && seq.n_kept) s.save(m_of(seq.state), p.v_dim, first, both);
+    device const Mark* mark = at<const Mark>(seq.marks);
+    device const Mark* no_mark = mark + seq.n_marks;
     for (int row = 0; row < seq.n_rows; row += kStep) {
       const int n = smaller(seq.n_rows - row, kStep);
       for (int r = 0; steps && r < n; r++) {
         const float2 y = step(s, given, row + r);
         if (s.chain == 0 && first) o[r * kDeltaColumns + int(s.column)] = y.x;
         if (s.chain == 0 && both) o[r * kDeltaColumns + int(s.second)] = y.y;
+        if (mark != no_mark && mark->n_rows == row + r + 1) {
+          s.save(m_of(mark->state), p.v_dim, first, both);
+          mark++;
+        }
       }
       threadgroup_barrier(mem_flags::mem_threadgroup);
       if (int(sg) < n) finish(row + int(sg), o + sg * kDeltaColumns);
       threadgroup_barrier(mem_flags::mem_threadgroup);
     }
-    if (!seq.is_window) s.save(state, p.v_dim, first, both);
+    if (!seq.is_window) s.save(m_of(seq.state), p.v_dim, first, both);
   }
+
+  METAL_FUNC device float* m_of(ulong block) const { return at<float>(block, p.state_offset) + of_head; }
 
   template <int N>
   METAL_FUNC float2 step(thread State<N>& s, Inputs<T> x, int r) const {
@@ -230,10 +239,17 @@ template <typename T>
                            keys,
                            width,
                            p.v_heads};
-  device float* state = at<float>(seq.state, p.state_offset) + ulong(head) * p.k_dim * p.v_dim;
-  const DeltaRule<T> rule = {
-      seq, p,    kept, given, state, z + row * values + of_value, norm, out + row * values + of_value,
-      o,   lane, sg};
+  const DeltaRule<T> rule = {seq,
+                             p,
+                             kept,
+                             given,
+                             ulong(head) * p.k_dim * p.v_dim,
+                             z + row * values + of_value,
+                             norm,
+                             out + row * values + of_value,
+                             o,
+                             lane,
+                             sg};
   if (p.k_dim <= 64) {
     rule.template run<16>();
   } else if (p.k_dim <= 128) {

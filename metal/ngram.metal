@@ -6,12 +6,12 @@
 //   a_j = sigmoid(sign(s_j) * sqrt(max(|s_j|, 1e-6))), U = (a_j v), N = rms_D(U)
 //
 // ngram_ids: 0 counts, 1 sequences, 2 rows, 3 multipliers int64[ngram], 4 sizes, 5 offsets int64[H], 6 ids
-// uint32[R, H], 7 NgramIdsParams. Grid (sequences), a thread a row. Settles the token tail. 2 <= ngram <= 8.
-// ngram_gather: 0 counts, 1 ids uint32[R, H], 2 shards uint64[n, 3], 3 out T[R, H * row_width], 4
-// NgramGatherParams. Grid (R), a thread an element.
-// ple_gate: 0 counts, 1 key T[R, W], 2 value T[R, D], 3 streams T[R, W], 4 gamma_key, 5 gamma_query, 6
-// gamma_conv float[W], 7 gated T[R, W], 8 normed T[R, W], 9 PleGateParams. Grid (R). Thread t takes values t,
-// t + kRowThreads, ...; then add_threads. A NaN reaches U and N of its own row and stream.
+// uint32[R, H], 7 NgramIdsParams. Grid (sequences), a thread a row. Settles the token tail, also at marks. 2
+// <= ngram <= 8. ngram_gather: 0 counts, 1 ids uint32[R, H], 2 shards uint64[n, 3], 3 out T[R, H *
+// row_width], 4 NgramGatherParams. Grid (R), a thread an element. ple_gate: 0 counts, 1 key T[R, W], 2 value
+// T[R, D], 3 streams T[R, W], 4 gamma_key, 5 gamma_query, 6 gamma_conv float[W], 7 gated T[R, W], 8 normed
+// T[R, W], 9 PleGateParams. Grid (R). Thread t takes values t, t + kRowThreads, ...; then add_threads. A NaN
+// reaches U and N of its own row and stream.
 //
 // kRowThreads threads everywhere.
 #include "metal/lib/math.h"
@@ -30,7 +30,7 @@ FLASHNEXT_CONSTANT int kMaxNgram = 8;
     constant NgramIdsParams& p [[buffer(7)]],
     uint3 tgid [[threadgroup_position_in_grid]],
     uint tid [[thread_index_in_threadgroup]]) {
-  threadgroup int tail[kMaxNgram];  // the settled one, newest last
+  threadgroup int tail[kMaxNgram];  // the settled one, oldest first
   if (int(tgid.x) >= counts->n[kCountSequences]) return;
   device const Sequence& seq = sequences[tgid.x];
   device const Row* own = rows + seq.first_row;
@@ -55,9 +55,14 @@ FLASHNEXT_CONSTANT int kMaxNgram = 8;
     }
     if (seq.is_window) at<int>(seq.unsettled, p.unsettled_offset)[r] = own[r].token;
   }
-  if (int(tid) < n_back) {  // a window leaves the tail settled, a prompt chunk moved on
-    const int from = int(tid) + (seq.is_window ? 0 : n_rows);
-    state[tid] = from < n_back ? tail[from] : own[from - n_back].token;
+  if (int(tid) >= n_back) return;
+  device const Mark* marks = at<const Mark>(seq.marks);
+  for (int m = 0; m <= seq.n_marks; m++) {
+    const bool is_mark = m < seq.n_marks;
+    // The sequence's own tail a window leaves settled, a prompt chunk moved on.
+    const int from = int(tid) + (is_mark ? marks[m].n_rows : seq.is_window ? 0 : n_rows);
+    device int* to = is_mark ? at<int>(marks[m].state, p.state_offset) : state;
+    to[tid] = from < n_back ? tail[from] : own[from - n_back].token;
   }
 }
 

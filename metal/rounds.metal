@@ -40,13 +40,12 @@ METAL_FUNC void put_counts(device Counts& counts, int rows, int sequences, int l
 // A sequence without a recurrent state, as the draft head's are.
 METAL_FUNC void put_sequence(device Sequence& s, ulong page_table, int first_row, int n_rows, int start) {
   s.page_table = page_table;
-  s.state = s.kept = s.unsettled = 0;
+  s.state = s.kept = s.unsettled = s.marks = 0;
   s.first_row = first_row;
   s.n_rows = n_rows;
   s.n_kept = 0;
   s.start = start;
-  s.is_window = 0;
-  for (int i = 0; i < 3; i++) s.pad[i] = 0;
+  s.is_window = s.n_marks = 0;
 }
 
 [[kernel, max_total_threads_per_threadgroup(kRoundThreads)]] void round_rows(

@@ -13,7 +13,8 @@ from support.receipt import ROOT
 
 def hash_of_sources(root: Path) -> str:
     """What cpp/base/build_id.cmake computes."""
-    found = [*root.glob("cpp/**/*.h"), *root.glob("cpp/**/*.cpp"), *root.glob("metal/**/*.h")]
+    patterns = ("cpp/**/*.h", "cpp/**/*.cpp", "metal/**/*.h", "metal/**/*.metal", "metal/host/*.cpp")
+    found = [path for pattern in (*patterns, "metal/host/generate.py") for path in root.glob(pattern)]
     names = sorted(path.relative_to(root).as_posix() for path in found)
     listing = ""
     for name in (*(name for name in names if not name.startswith("cpp/bindings/")), "CMakeLists.txt"):
@@ -39,18 +40,15 @@ def test_the_identity_says_in_words_what_it_is_of(identity: str) -> None:
 
 
 def test_one_byte_of_a_source_is_another_hash(tmp_path: Path) -> None:
-    for name in ("cpp/kernels/cpu/delta.cpp", "cpp/bindings/core.cpp", "metal/params.h", "CMakeLists.txt"):
+    matter = ("cpp/kernels/cpu/delta.cpp", "metal/params.h", "metal/delta.metal", "CMakeLists.txt")
+    none = ("cpp/bindings/core.cpp",)  # computes nothing
+    for name in (*matter, *none):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_bytes((ROOT / name).read_bytes())
     plain = hash_of_sources(tmp_path)
-    for name, matters in (
-        ("cpp/kernels/cpu/delta.cpp", True),
-        ("metal/params.h", True),
-        ("CMakeLists.txt", True),
-        ("cpp/bindings/core.cpp", False),  # computes nothing
-    ):
+    for name in (*matter, *none):
         path = tmp_path / name
         content = path.read_bytes()
         path.write_bytes(content + b"\n")
-        assert (hash_of_sources(tmp_path) != plain) == matters, name
+        assert (hash_of_sources(tmp_path) != plain) == (name in matter), name
         path.write_bytes(content)

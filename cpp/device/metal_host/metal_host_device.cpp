@@ -126,6 +126,8 @@ class HostDevice final : public Device {
     limits_.prompt_equals_window = true;  // one kernel for rows of both classes, so far
   }
 
+  // The order of threads changes no bit.
+  std::string identity() const override { return "metal-host, " + host::math_library(); }
   std::string name() const override { return "metal-host (" + schedule_name_ + ")"; }
   const Limits& limits() const override { return limits_; }
   uint64_t busy_ns() const override { return executor_.busy_ns(); }
