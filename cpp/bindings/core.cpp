@@ -110,11 +110,17 @@ std::vector<std::string> device_kinds() {
 #endif
 }
 
-DeviceRef open_metal_host(const std::string& schedule, uint64_t seed) {
+DeviceRef open_metal_host(const std::string& path, uint64_t seed) {
 #if defined(FLASHNEXT_HAS_METAL_HOST)
-  return metal_host::open({schedule.empty() ? "forward" : schedule, seed});
+  constexpr std::string_view kUnchecked = ", unchecked";
+  metal_host::Options options;
+  options.seed = seed;
+  options.checked = !path.ends_with(kUnchecked);
+  if (!path.empty())
+    options.schedule = path.substr(0, path.size() - (options.checked ? 0 : kUnchecked.size()));
+  return metal_host::open(options);
 #else
-  (void)schedule, (void)seed;
+  (void)path, (void)seed;
   throw InvalidArgument(
       "this build has no metal-host device, which is for tests: pip install . "
       "-Ccmake.define.FLASHNEXT_METAL_HOST=ON makes one that has");
@@ -227,7 +233,8 @@ void bind_model(nb::module_& m) {
         "prompt_order"_a = "as windows",
         "Open a device: one of device_kinds(). path: '' for the best instruction path, or one of "
         "instruction_paths(); of metal-host the order of threads: 'forward' (the default), 'reverse', or "
-        "'random' by shuffle_seed. prompt_order: "
+        "'random' by shuffle_seed, and ', unchecked' behind it for kernels whose accesses nobody looks at. "
+        "prompt_order: "
         "'as windows', or, for tests, 'reversed': attention of prompt rows sums in another order, so that "
         "prompts and rounds differ.");
   m.def("device_kinds", &device_kinds, "Kinds of devices that this build has.");

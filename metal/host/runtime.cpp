@@ -17,9 +17,9 @@
 namespace msl {
 namespace {
 
-std::map<std::string, Kernel, std::less<>>& kernels() {
-  static std::map<std::string, Kernel, std::less<>> all;
-  return all;
+std::map<std::string, Kernel, std::less<>>& kernels(bool checked) {
+  static std::map<std::string, Kernel, std::less<>> all[2];
+  return all[checked];
 }
 
 std::string place_of(const Site& site) { return std::string(site.file) + ":" + std::to_string(site.line); }
@@ -281,15 +281,15 @@ std::string wrong_launch(const Dispatch& d) {
 
 }  // namespace
 
-Registered::Registered(const Kernel& kernel) { kernels().emplace(kernel.name, kernel); }
+Registered::Registered(const Kernel& kernel) { kernels(kernel.checked).emplace(kernel.name, kernel); }
 
-const Kernel* find_kernel(std::string_view name) {
-  const auto it = kernels().find(name);
-  return it == kernels().end() ? nullptr : &it->second;
+const Kernel* find_kernel(std::string_view name, bool checked) {
+  const auto it = kernels(checked).find(name);
+  return it == kernels(checked).end() ? nullptr : &it->second;
 }
 std::vector<const Kernel*> all_kernels() {
   std::vector<const Kernel*> all;
-  for (const auto& [name, kernel] : kernels()) all.push_back(&kernel);
+  for (const auto& [name, kernel] : kernels(true)) all.push_back(&kernel);
   return all;
 }
 const char* name_of(const Kernel& kernel) { return kernel.name; }

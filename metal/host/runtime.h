@@ -12,7 +12,7 @@
 //   * over 32 KB of threadgroup memory, or a write beside an array of it
 //
 // Accesses are seen where the compiler reports them: kernels are compiled with -fsanitize=thread, whose calls
-// end in access.cpp. Without it, what touches no guard page goes unseen.
+// end in memory.cpp. Of unchecked kernels, what touches no guard page goes unseen.
 #pragma once
 
 #include <cstddef>
@@ -30,8 +30,9 @@ constexpr int kMaxBuffers = 31;                       // as on Apple
 constexpr int kMaxThreads = 1024;                     // of a threadgroup
 constexpr size_t kThreadgroupMemoryBytes = 32 << 10;  // as on Apple
 
-const Kernel* find_kernel(std::string_view name);  // null where there is none
-std::vector<const Kernel*> all_kernels();
+// Null where there is none.
+const Kernel* find_kernel(std::string_view name, bool checked = true);
+std::vector<const Kernel*> all_kernels();  // that are checked
 const char* name_of(const Kernel& kernel);
 int max_threads_of(const Kernel& kernel);
 int bytes_slot_of(const Kernel& kernel);  // the slot of its argument struct, -1 without one

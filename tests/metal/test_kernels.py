@@ -67,7 +67,8 @@ def test_kernels_run_with_the_threads_that_they_state() -> None:
 
 def test_the_build_says_how_to_get_what_it_lacks() -> None:
     if "metal-host" in core.device_kinds():
-        assert core.open_device("metal-host", path="reverse").name == "metal-host (reverse)"
+        for path in ("reverse", "reverse, unchecked"):
+            assert core.open_device("metal-host", path=path).name == f"metal-host ({path})"
         with pytest.raises(ValueError, match="expected forward, reverse or random"):
             core.open_device("metal-host", path="sideways")
     else:

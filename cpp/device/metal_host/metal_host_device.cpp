@@ -114,11 +114,10 @@ class HostExecutor final : public host::Executor {
 
 class HostDevice final : public Device {
  public:
-  HostDevice(const std::vector<KernelEntry>& kernels, const std::string& schedule_name,
-             msl::Schedule schedule, uint64_t seed)
-      : schedule_name_(schedule_name), schedule_(schedule), executor_(schedule, seed) {
+  HostDevice(const std::vector<KernelEntry>& kernels, msl::Schedule schedule, const Options& options)
+      : options_(options), schedule_(schedule), executor_(schedule, options.seed) {
     for (const KernelEntry& e : kernels) {
-      const msl::Kernel* compiled = msl::find_kernel(e.name);
+      const msl::Kernel* compiled = msl::find_kernel(e.name, options.checked);
       if (!compiled) throw InvalidArgument("metal-host: no file of metal/ has a kernel " + e.name);
       kernels_.emplace(e.name, HostKernel(e, compiled));
     }
@@ -126,9 +125,11 @@ class HostDevice final : public Device {
     limits_.prompt_equals_window = true;  // one kernel for rows of both classes, so far
   }
 
-  // The order of threads changes no bit.
+  // The order of threads changes no bit, nor do checks.
   std::string identity() const override { return "metal-host, " + host::math_library(); }
-  std::string name() const override { return "metal-host (" + schedule_name_ + ")"; }
+  std::string name() const override {
+    return "metal-host (" + options_.schedule + (options_.checked ? ")" : ", unchecked)");
+  }
   const Limits& limits() const override { return limits_; }
   uint64_t busy_ns() const override { return executor_.busy_ns(); }
   BufferRef allocate(size_t size_bytes) override {
@@ -155,7 +156,7 @@ class HostDevice final : public Device {
   std::unique_ptr<ResidencySet> residency_set() override { return host::residency_set(); }
 
  private:
-  std::string schedule_name_;
+  Options options_;
   msl::Schedule schedule_;
   std::map<std::string, HostKernel, std::less<>> kernels_;
   Limits limits_;
@@ -165,6 +166,11 @@ class HostDevice final : public Device {
 }  // namespace
 
 DeviceRef open_device(const std::vector<KernelEntry>& kernels, const Options& options) {
+#if defined(__x86_64__)
+  if (!__builtin_cpu_supports("fma")) {
+    throw InvalidArgument("metal-host: its kernels are compiled for processors with fused multiply-add");
+  }
+#endif
   const std::map<std::string, msl::Schedule> schedules = {{"forward", msl::Schedule::kForward},
                                                           {"reverse", msl::Schedule::kReverse},
                                                           {"random", msl::Schedule::kRandom}};
@@ -173,7 +179,7 @@ DeviceRef open_device(const std::vector<KernelEntry>& kernels, const Options& op
     throw InvalidArgument("metal-host: the schedule is '" + options.schedule +
                           "', expected forward, reverse or random");
   }
-  return std::make_shared<HostDevice>(kernels, options.schedule, schedule->second, options.seed);
+  return std::make_shared<HostDevice>(kernels, schedule->second, options);
 }
 
 }  // namespace flashnext::metal_host

@@ -2,6 +2,15 @@
 // and operations of a simdgroup switch fibers.
 #pragma once
 
+// Kernels are compiled once with reports of their accesses and once, much faster, without: as other functions,
+// since a linker keeps one of equal names.
+#ifdef MSL_UNCHECKED
+#define metal metal_unchecked
+#define MSL_CHECKED false
+#else
+#define MSL_CHECKED true
+#endif
+
 #define MSL_FN inline
 #include "msl_types.h"
 
@@ -44,6 +53,7 @@ struct Kernel {
   int n_bindings;
   int max_threads;
   Site site;
+  bool checked;  // its accesses are reported
 };
 struct Registered {
   explicit Registered(const Kernel& kernel);
@@ -231,7 +241,8 @@ void atomic_store_explicit(atomic<T>* a, U v, memory_order) {
                   bindings_##id,                                     \
                   int(sizeof bindings_##id / sizeof *bindings_##id), \
                   int limit,                                         \
-                  {file, line}});
+                  {file, line},                                      \
+                  MSL_CHECKED});
 #define MSL_THREADGROUP(type, name, dims)                                                                \
   typedef MSL_UNPACK type msl_type_##name dims;                                                          \
   static const char msl_declaration_##name = 0;                                                          \
