@@ -38,8 +38,12 @@ struct Candidates {
   uint last_key, last_id;  // the last candidate of the chunk before
   bool begun;
 
-  METAL_FUNC bool is_behind(uint key, uint id) const {
-    return !begun || key > last_key || (key == last_key && id > last_id);
+  // Whether an id is a candidate behind the last chunk, and its key.
+  METAL_FUNC bool is_left(uint id, thread uint& key) const {
+    if (id >= n_valid) return false;
+    const float value = values.of(id);
+    key = key_of(value);
+    return value >= floor && (!begun || key > last_key || (key == last_key && id > last_id));
   }
 
   // Candidates behind the last chunk whose key and id agree with a prefix, by a digit.
@@ -49,10 +53,8 @@ struct Candidates {
     for (uint first = 0; first < n_valid; first += kSamplerBlock) {
       if (!(values.most(first / kSamplerBlock) >= floor)) continue;
       const uint i = first + tid;
-      if (i >= n_valid) continue;
-      const float value = values.of(i);
-      const uint k = key_of(value);
-      if (!(value >= floor) || !is_behind(k, i) || (k & key_mask) != key || (i & id_mask) != id) continue;
+      uint k = 0;
+      if (!is_left(i, k) || (k & key_mask) != key || (i & id_mask) != id) continue;
       atomic_fetch_add_explicit(s.histogram + ((of_key ? k : i) >> shift & 255), 1u, memory_order_relaxed);
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -104,10 +106,8 @@ struct Candidates {
     for (uint first = 0; first < n_valid; first += kSamplerBlock) {
       if (!(values.most(first / kSamplerBlock) >= floor)) continue;
       const uint i = first + tid;
-      if (i >= n_valid) continue;
-      const float value = values.of(i);
-      const uint k = key_of(value);
-      if (!(value >= floor) || !is_behind(k, i) || k > end_key || (k == end_key && i > end_id)) continue;
+      uint k = 0;
+      if (!is_left(i, k) || k > end_key || (k == end_key && i > end_id)) continue;
       const uint place = atomic_fetch_add_explicit(s.n, 1u, memory_order_relaxed);
       s.keys[place] = k;
       s.ids[place] = i;

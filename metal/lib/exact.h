@@ -1,25 +1,14 @@
 // exp, log and noise of the sampler, equal to cpp/base/exact_math.h for every bit: plain operations and fma.
 #pragma once
 
-#include <metal_stdlib>
-
-using namespace metal;
+#include "metal/lib/math.h"
 
 // e^x for x <= 0, relative error below 2^-22; 0 below -87 and for NaN.
 METAL_FUNC float exact_exp(float x) {
   if (!(x >= -87.0)) return 0;
-  const float n = rint(x * 1.44269504088896341);
-  float r = fma(n, -0.693145751953125, x);
-  r = fma(n, -1.42860682030941723212e-6, r);
-  float p = 1.9841270e-4;
-  p = fma(p, r, 1.3888889e-3);
-  p = fma(p, r, 8.3333333e-3);
-  p = fma(p, r, 4.1666667e-2);
-  p = fma(p, r, 1.6666667e-1);
-  p = fma(p, r, 0.5);
-  p = fma(p, r, 1.0);
-  p = fma(p, r, 1.0);
-  return p * as_type<float>(uint(int(n) + 127) << 23);
+  float n;
+  const float p = exponential_part(x, n);
+  return p * power_of_two(n);
 }
 
 // Natural logarithm of a positive normal number, absolute error below 2^-22 * max(1, |log x|).

@@ -8,11 +8,9 @@ using namespace metal;
 
 METAL_FUNC float power_of_two(float n) { return as_type<float>(uint(int(n) + 127) << 23); }  // -126 .. 127
 
-// e^x within 2 units in the last place; 0 below about -104, infinity above about 88.73, NaN for NaN.
-METAL_FUNC float exponential(float x) {
-  if (isnan(x)) return x;
-  x = x < -106.0 ? -106.0 : x > 89.0 ? 89.0 : x;
-  const float n = rint(x * 1.44269504088896341);
+// e^x / 2^n for the whole number n next to x / ln 2.
+METAL_FUNC float exponential_part(float x, thread float& n) {
+  n = rint(x * 1.44269504088896341);
   float r = fma(n, -0.693145751953125, x);  // ln 2 in two parts; n times the first is exact
   r = fma(n, -1.42860682030941723212e-6, r);
   float p = 1.9841270e-4;  // 1/7!
@@ -22,7 +20,14 @@ METAL_FUNC float exponential(float x) {
   p = fma(p, r, 1.6666667e-1);
   p = fma(p, r, 0.5);
   p = fma(p, r, 1.0);
-  p = fma(p, r, 1.0);
+  return fma(p, r, 1.0);
+}
+
+// e^x within 2 units in the last place; 0 below about -104, infinity above about 88.73, NaN for NaN.
+METAL_FUNC float exponential(float x) {
+  if (isnan(x)) return x;
+  float n;
+  const float p = exponential_part(x < -106.0 ? -106.0 : x > 89.0 ? 89.0 : x, n);
   const float part = rint(n * 0.5);
   return (p * power_of_two(part)) * power_of_two(n - part);
 }

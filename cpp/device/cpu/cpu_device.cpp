@@ -6,7 +6,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
-#include <map>
 #include <numeric>
 #include <thread>
 
@@ -206,7 +205,7 @@ class CpuDevice final : public Device {
       : path_(std::move(path)),
         executor_(options.workers > 0 ? options.workers : available_processors(), options.shuffle_seed,
                   faults_) {
-    for (const KernelEntry& e : kernels) kernels_.emplace(e.name, CpuKernel(e));
+    for (const KernelEntry& e : kernels) kernels_.add(CpuKernel(e));
     const size_t memory = host::memory_bytes();
     limits_.working_set_bytes = memory;
     limits_.max_buffer_bytes = memory;
@@ -234,24 +233,15 @@ class CpuDevice final : public Device {
   BufferRef wrap(std::shared_ptr<const MappedFile> file) override {
     return std::make_shared<FileBuffer>(std::move(file));
   }
-  const Kernel& kernel(std::string_view name) const override {
-    const auto it = kernels_.find(std::string(name));
-    if (it == kernels_.end())
-      throw InvalidArgument("device " + this->name() + " has no kernel " + std::string(name));
-    return it->second;
-  }
-  std::vector<std::string> kernel_names() const override {
-    std::vector<std::string> names;
-    for (const auto& [name, kernel] : kernels_) names.push_back(name);
-    return names;
-  }
+  const Kernel& kernel(std::string_view name) const override { return kernels_.find(*this, name); }
+  std::vector<std::string> kernel_names() const override { return kernels_.names(); }
   std::unique_ptr<CommandBuffer> command_buffer() override { return host::command_buffer(executor_); }
   EventRef event() override { return std::make_shared<host::HostEvent>(); }
   std::unique_ptr<ResidencySet> residency_set() override { return host::residency_set(); }
 
  private:
   std::string path_;
-  std::map<std::string, CpuKernel> kernels_;
+  host::Kernels<CpuKernel> kernels_;
   Limits limits_;
   FaultPlan faults_;
   CpuExecutor executor_;

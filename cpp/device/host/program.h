@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/error.h"
 #include "device/device.h"
 
 namespace flashnext::host {
@@ -89,6 +90,31 @@ class Executor {
   std::deque<std::unique_ptr<Program>> queue_;
   bool stop_ = false;
   std::thread thread_;
+};
+
+// A device's kernels by name; K is made of one entry of its table.
+template <class K>
+class Kernels {
+ public:
+  void add(K kernel) {
+    std::string name(kernel.name());
+    kernels_.emplace(std::move(name), std::move(kernel));
+  }
+  // Throws InvalidArgument for a name that the device lacks.
+  const Kernel& find(const Device& device, std::string_view name) const {
+    const auto it = kernels_.find(name);
+    if (it == kernels_.end())
+      throw InvalidArgument("device " + device.name() + " has no kernel " + std::string(name));
+    return it->second;
+  }
+  std::vector<std::string> names() const {
+    std::vector<std::string> all;
+    for (const auto& [name, kernel] : kernels_) all.push_back(name);
+    return all;
+  }
+
+ private:
+  std::map<std::string, K, std::less<>> kernels_;
 };
 
 std::unique_ptr<CommandBuffer> command_buffer(Executor& executor);

@@ -119,7 +119,7 @@ class HostDevice final : public Device {
     for (const KernelEntry& e : kernels) {
       const msl::Kernel* compiled = msl::find_kernel(e.name, options.checked);
       if (!compiled) throw InvalidArgument("metal-host: no file of metal/ has a kernel " + e.name);
-      kernels_.emplace(e.name, HostKernel(e, compiled));
+      kernels_.add(HostKernel(e, compiled));
     }
     limits_.working_set_bytes = limits_.max_buffer_bytes = host::memory_bytes();
     limits_.prompt_equals_window = true;  // one kernel for rows of both classes, so far
@@ -140,17 +140,8 @@ class HostDevice final : public Device {
   BufferRef wrap(std::shared_ptr<const MappedFile> file) override {
     return std::make_shared<FileBuffer>(std::move(file));
   }
-  const Kernel& kernel(std::string_view name) const override {
-    const auto it = kernels_.find(name);
-    if (it == kernels_.end())
-      throw InvalidArgument("device " + this->name() + " has no kernel " + std::string(name));
-    return it->second;
-  }
-  std::vector<std::string> kernel_names() const override {
-    std::vector<std::string> names;
-    for (const auto& [name, kernel] : kernels_) names.push_back(name);
-    return names;
-  }
+  const Kernel& kernel(std::string_view name) const override { return kernels_.find(*this, name); }
+  std::vector<std::string> kernel_names() const override { return kernels_.names(); }
   std::unique_ptr<CommandBuffer> command_buffer() override { return host::command_buffer(executor_); }
   EventRef event() override { return std::make_shared<host::HostEvent>(); }
   std::unique_ptr<ResidencySet> residency_set() override { return host::residency_set(); }
@@ -158,7 +149,7 @@ class HostDevice final : public Device {
  private:
   Options options_;
   msl::Schedule schedule_;
-  std::map<std::string, HostKernel, std::less<>> kernels_;
+  host::Kernels<HostKernel> kernels_;
   Limits limits_;
   HostExecutor executor_;
 };

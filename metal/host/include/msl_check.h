@@ -2,6 +2,8 @@
 // is an error as it is for Apple's compiler. Declarations only.
 #pragma once
 
+#include "msl_argument.h"
+
 #define MSL_device __attribute__((address_space(1)))
 #define MSL_CONSTANT_SPACE __attribute__((address_space(2)))
 #define MSL_constant const MSL_CONSTANT_SPACE
@@ -187,16 +189,6 @@ template <class T>
 struct Space<T&> {
   enum { value = SpaceOf<T>::value };
 };
-template <int I, class F>
-struct Argument;
-template <class R, class A, class... As>
-struct Argument<0, R (*)(A, As...)> {
-  using type = A;
-};
-template <int I, class R, class A, class... As>
-struct Argument<I, R (*)(A, As...)> : Argument<I - 1, R (*)(As...)> {};
-template <int I, class F>
-using argument = typename Argument<I, F>::type;
 
 template <int I>
 struct buffer_ {

@@ -2,8 +2,8 @@
 // and operations of a simdgroup switch fibers.
 #pragma once
 
-// Kernels are compiled once with reports of their accesses and once, much faster, without: as other functions,
-// since a linker keeps one of equal names.
+// Kernels are compiled once with reports of their accesses and once, much faster, without: as other
+// functions, since a linker keeps one of equal names.
 #ifdef MSL_UNCHECKED
 #define metal metal_unchecked
 #define MSL_CHECKED false
@@ -203,12 +203,6 @@ void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d,
   d.e = vec<D, 2>(D(sums[0]), D(sums[1]));
 }
 
-template <class T>
-struct atomic {
-  T v;
-};
-using atomic_uint = atomic<uint>;
-using atomic_int = atomic<int>;
 #define MSL_ATOMIC(name, builtin)                  \
   template <class T, class U>                      \
   T name(atomic<T>* a, U v, memory_order) {        \

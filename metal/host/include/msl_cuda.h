@@ -167,12 +167,6 @@ MSL_DEVICE void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d,
   d.e = vec<D, 2>(D(sums[0]), D(sums[1]));
 }
 
-template <class T>
-struct atomic {
-  T v;
-};
-using atomic_uint = atomic<uint>;
-using atomic_int = atomic<int>;
 template <class T, class U>
 MSL_DEVICE T atomic_fetch_add_explicit(atomic<T>* a, U v, memory_order) {
   return atomicAdd(&a->v, T(v));

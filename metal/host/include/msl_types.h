@@ -8,6 +8,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "msl_argument.h"
+
 namespace metal {
 
 using uint = unsigned int;
@@ -48,6 +50,13 @@ struct bfloat {
     return static_cast<uint16_t>((u + 0x7fff + ((u >> 16) & 1)) >> 16);
   }
 };
+
+template <class T>
+struct atomic {
+  T v;
+};
+using atomic_uint = atomic<uint>;
+using atomic_int = atomic<int>;
 
 // Vectors: elements by name and by index, and operators element by element. No swizzles.
 template <class T, int N>
@@ -190,17 +199,6 @@ MSL_FN simdgroup_matrix<T, R, C> make_filled_simdgroup_matrix(T v) {
 }  // namespace metal
 
 namespace msl {
-
-template <int I, class F>
-struct Argument;
-template <class R, class A, class... As>
-struct Argument<0, R (*)(A, As...)> {
-  using type = A;
-};
-template <int I, class R, class A, class... As>
-struct Argument<I, R (*)(A, As...)> : Argument<I - 1, R (*)(As...)> {};
-template <int I, class F>
-using argument = typename Argument<I, F>::type;
 
 // What a launch has to bind: of buffers the size of an element, of bytes their number.
 enum BindingKind { kBuiltin = 0, kBuffer = 1, kBytes = 2, kThreadgroup = 3 };
