@@ -123,7 +123,7 @@ DeviceRef open_metal_host(const std::string& path, uint64_t seed) {
   (void)path, (void)seed;
   throw InvalidArgument(
       "this build has no metal-host device, which is for tests: pip install . "
-      "-Ccmake.define.FLASHNEXT_METAL_HOST=ON makes one that has");
+      "--config-settings=cmake.define.FLASHNEXT_METAL_HOST=ON makes one that has");
 #endif
 }
 

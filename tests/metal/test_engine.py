@@ -43,7 +43,7 @@ CELLS = (
 )
 
 pytestmark = pytest.mark.skipif(
-    METAL_HOST not in DEVICES, reason="needs a build with -Ccmake.define.FLASHNEXT_METAL_HOST=ON"
+    METAL_HOST not in DEVICES, reason="needs a build with FLASHNEXT_METAL_HOST=ON (docs/metal.md)"
 )
 
 
