@@ -231,7 +231,7 @@ def _binding(s: Source, begin: int, end: int, kernel: str) -> str:
 def _scopes(s: Source) -> list[bool]:
     """For each token, whether it lies outside of functions and structs."""
     stack: list[bool] = []
-    out, head = [], set()
+    out, head = list[bool](), set[str]()
     for token in s.tokens:
         out.append(all(stack))
         if token.text == "{":

@@ -180,7 +180,7 @@ class Device:
 
     def kernels(self) -> list[str]:
         """List the names of all kernels."""
-        names = []
+        names = list[str]()
         while (name := self.library.msl_kernel(len(names))) is not None:
             names.append(name.decode())
         return names

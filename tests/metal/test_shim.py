@@ -6,16 +6,13 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from support.metal_file import MetalFile
 
 from metal.host.generate import MetalError, flatten, generate
 from metal.host.shim import Buffer, Device, KernelError, check, checker
-
-if TYPE_CHECKING:
-    from conftest import MetalFile
 
 SCHEDULES = ("forward", "reverse", "random")
 needs_compiler = pytest.mark.skipif(
@@ -271,14 +268,15 @@ def test_a_write_beside_a_buffer_by_others_is_told_on_release(metal_file: MetalF
 def test_a_launch_is_checked_against_the_kernel(metal_file: MetalFile) -> None:
     device = metal_file.device("out[tid] = p.f;")
     x = device.put(np.zeros(64, np.float32))
-    for threads, buffers, says in (
+    wrong: list[tuple[int, list[Buffer | bytes | None], str]] = [
         (64, [x, x, b"1234"], r"buffer\(2\) takes a struct of 8 bytes, not 4"),
         (64, [x, x], r"buffer\(2\) is not bound"),
         (64, [x, b"12345678", params()], r"buffer\(1\) takes a buffer"),
         (256, [x, x, params()], r"256 threads a threadgroup, expected 1 to 128"),
-    ):
+    ]
+    for threads, buffers, says in wrong:
         with pytest.raises(KernelError, match=says):
-            device.launch("k", (1, 1, 1), (threads, 1, 1), buffers)  # type: ignore[arg-type]
+            device.launch("k", (1, 1, 1), (threads, 1, 1), buffers)
 
 
 GOOD = (

@@ -10,7 +10,14 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 RECEIPT = ROOT / "tests" / "exactness" / "receipt.json"
 # What decides results: kernels, rounds, and who says what a round is over.
-SOURCES = ("cpp/**/*.cpp", "cpp/**/*.h", "metal/*.h", "metal/*.metal", "python/flashnext/engine/*.py")
+SOURCES = (
+    "cpp/**/*.cpp",
+    "cpp/**/*.h",
+    "metal/*.h",
+    "metal/lib/*.h",
+    "metal/*.metal",
+    "python/flashnext/engine/*.py",
+)
 
 
 def source_hashes(root: Path = ROOT) -> dict[str, str]:
