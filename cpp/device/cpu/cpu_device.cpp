@@ -46,17 +46,6 @@ class HostBuffer final : public Buffer {
   std::byte* data_;
 };
 
-class FileBuffer final : public Buffer {
- public:
-  explicit FileBuffer(std::shared_ptr<const MappedFile> file) : file_(std::move(file)) {}
-  size_t size_bytes() const override { return file_->size_bytes(); }
-  std::byte* host() const override { return const_cast<std::byte*>(file_->data()); }
-  uint64_t address() const override { return reinterpret_cast<uint64_t>(file_->data()); }
-
- private:
-  std::shared_ptr<const MappedFile> file_;
-};
-
 class CpuKernel final : public Kernel {
  public:
   explicit CpuKernel(const KernelEntry& entry) : entry_(entry) {}
@@ -231,7 +220,7 @@ class CpuDevice final : public Device {
     return std::make_shared<HostBuffer>(size_bytes);
   }
   BufferRef wrap(std::shared_ptr<const MappedFile> file) override {
-    return std::make_shared<FileBuffer>(std::move(file));
+    return std::make_shared<host::FileBuffer>(std::move(file));
   }
   const Kernel& kernel(std::string_view name) const override { return kernels_.find(*this, name); }
   std::vector<std::string> kernel_names() const override { return kernels_.names(); }

@@ -1,5 +1,5 @@
-// For devices whose work runs on threads of the host: what command buffers record, and the thread that runs
-// it.
+// For devices whose work runs on threads of the host: what command buffers record, the thread that runs it,
+// and what else such devices share.
 #pragma once
 
 #include <atomic>
@@ -90,6 +90,18 @@ class Executor {
   std::deque<std::unique_ptr<Program>> queue_;
   bool stop_ = false;
   std::thread thread_;
+};
+
+// A mapped file, which is not to be written.
+class FileBuffer : public Buffer {
+ public:
+  explicit FileBuffer(std::shared_ptr<const MappedFile> file) : file_(std::move(file)) {}
+  size_t size_bytes() const override { return file_->size_bytes(); }
+  std::byte* host() const override { return const_cast<std::byte*>(file_->data()); }
+  uint64_t address() const override { return reinterpret_cast<uint64_t>(file_->data()); }
+
+ private:
+  std::shared_ptr<const MappedFile> file_;
 };
 
 // A device's kernels by name; K is made of one entry of its table.

@@ -30,18 +30,12 @@ class GuardedBuffer final : public Buffer {
   void* data_;
 };
 
-class FileBuffer final : public Buffer {
+class WatchedFile final : public host::FileBuffer {
  public:
-  explicit FileBuffer(std::shared_ptr<const MappedFile> file) : file_(std::move(file)) {
-    msl::adopt(file_->data(), file_->size_bytes());
+  explicit WatchedFile(std::shared_ptr<const MappedFile> file) : FileBuffer(std::move(file)) {
+    msl::adopt(host(), size_bytes());
   }
-  ~FileBuffer() override { msl::disown(file_->data()); }
-  size_t size_bytes() const override { return file_->size_bytes(); }
-  std::byte* host() const override { return const_cast<std::byte*>(file_->data()); }
-  uint64_t address() const override { return reinterpret_cast<uint64_t>(file_->data()); }
-
- private:
-  std::shared_ptr<const MappedFile> file_;
+  ~WatchedFile() override { msl::disown(host()); }
 };
 
 class HostKernel final : public Kernel {
@@ -138,7 +132,7 @@ class HostDevice final : public Device {
     return std::make_shared<GuardedBuffer>(size_bytes, schedule_ == msl::Schedule::kReverse);
   }
   BufferRef wrap(std::shared_ptr<const MappedFile> file) override {
-    return std::make_shared<FileBuffer>(std::move(file));
+    return std::make_shared<WatchedFile>(std::move(file));
   }
   const Kernel& kernel(std::string_view name) const override { return kernels_.find(*this, name); }
   std::vector<std::string> kernel_names() const override { return kernels_.names(); }
