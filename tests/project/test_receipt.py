@@ -34,8 +34,9 @@ def test_every_change_of_a_source_is_named(copied: Path) -> None:
     driver, gone = copied / "cpp/rounds/driver.cpp", copied / "python/flashnext/engine/policy.py"
     driver.write_bytes(driver.read_bytes() + b"\n")
     gone.unlink()
-    (copied / "metal/new.metal").write_text("//\n")
+    (copied / "cpp/device/cpu/new.cpp").write_text("//\n")
+    (copied / "cpp/device/metal_host/new.cpp").write_text("//\n")  # of another device
     now = source_hashes(copied)
-    changed = ["cpp/rounds/driver.cpp", "metal/new.metal", "python/flashnext/engine/policy.py"]
+    changed = ["cpp/device/cpu/new.cpp", "cpp/rounds/driver.cpp", "python/flashnext/engine/policy.py"]
     assert changed_since(receipt, now) == changed
     assert sentence(receipt, now).endswith(f"is older than 3 sources; run .ci/full: {', '.join(changed)}")
