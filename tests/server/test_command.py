@@ -19,6 +19,7 @@ import httpx
 import pytest
 from flashnext.cli import serve
 from flashnext.version import VERSION
+from support.engine import DEVICES, METAL_HOST
 from support.serving import SERVE, server_process
 
 HF = Path(__file__).parents[1] / "tiny" / "hf"
@@ -63,6 +64,16 @@ def test_a_given_checkpoint_is_served_under_its_folders_name() -> None:
     with server_process(str(HF), "--dtype", "float32", "--device", "cpu") as server:
         assert "model    hf (bfloat16, activations float32)" in server.banner
         assert httpx.get(f"{server.url}/models").json()["data"][0]["id"] == "hf"
+
+
+@pytest.mark.skipif(METAL_HOST in DEVICES, reason="this build has metal-host")
+def test_a_build_without_metal_host_says_how_to_get_one() -> None:
+    refused = run("--device", METAL_HOST)
+    assert refused.returncode != 0
+    assert refused.stderr.splitlines()[-1] == (
+        "flashnext-serve: this build has no metal-host device, which is for tests: pip install . "
+        "--config-settings=cmake.define.FLASHNEXT_METAL_HOST=ON makes one that has"
+    )
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
