@@ -110,17 +110,18 @@ std::vector<std::string> device_kinds() {
 #endif
 }
 
-DeviceRef open_metal_host(const std::string& path, uint64_t seed) {
+DeviceRef open_metal_host(int threads, const std::string& path, uint64_t seed) {
 #if defined(FLASHNEXT_HAS_METAL_HOST)
   constexpr std::string_view kUnchecked = ", unchecked";
   metal_host::Options options;
   options.seed = seed;
+  options.threads = threads;
   options.checked = !path.ends_with(kUnchecked);
   if (!path.empty())
     options.schedule = path.substr(0, path.size() - (options.checked ? 0 : kUnchecked.size()));
   return metal_host::open(options);
 #else
-  (void)path, (void)seed;
+  (void)threads, (void)path, (void)seed;
   throw InvalidArgument(
       "this build has no metal-host device, which is for tests: pip install . "
       "--config-settings=cmake.define.FLASHNEXT_METAL_HOST=ON makes one that has");
@@ -129,10 +130,10 @@ DeviceRef open_metal_host(const std::string& path, uint64_t seed) {
 
 DeviceRef open_device(const std::string& kind, int threads, const std::string& path, uint64_t shuffle_seed,
                       const std::string& prompt_order) {
-  if (kind == "metal-host") return open_metal_host(path, shuffle_seed);
-  if (kind != "cpu") throw InvalidArgument("device is '" + kind + "', expected cpu or metal-host");
   if (threads < 0)
     throw InvalidArgument("threads is " + std::to_string(threads) + ", expected 0 (all) or more");
+  if (kind == "metal-host") return open_metal_host(threads, path, shuffle_seed);
+  if (kind != "cpu") throw InvalidArgument("device is '" + kind + "', expected cpu or metal-host");
   if (prompt_order != "as windows" && prompt_order != "reversed") {
     throw InvalidArgument("prompt_order is '" + prompt_order + "', expected 'as windows' or 'reversed'");
   }

@@ -44,7 +44,13 @@ struct Array {
   Site site;
 };
 
-// The threadgroup that runs.
+// A wild access: of a guard page, of freed memory, of no memory.
+struct Fault {
+  const void* instruction;
+  const void* address;
+};
+
+// A threadgroup that runs, and what its thread of the host has for that.
 struct Group {
   const Dispatch* dispatch;
   uint32_t run, first_run, barrier;  // number of this run, and of the segment's first
@@ -61,6 +67,7 @@ struct Group {
   std::vector<const void*> buffers;
   std::string error;
   sigjmp_buf escape;
+  Fault fault;
   bool running;
 };
 
@@ -68,8 +75,13 @@ constexpr size_t kArrayGuard = 64;
 constexpr size_t kArenaBytes = 2 * kThreadgroupMemoryBytes;
 constexpr size_t kStackBytes = 128 << 10;
 
-extern Group the_group;
-inline Group& group() { return the_group; }
+// That of this thread of the host; null where it runs none. Asked for at every operation, so not by a call.
+#if defined(__linux__)
+extern thread_local Group* the_group __attribute__((tls_model("initial-exec")));
+#else
+extern thread_local Group* the_group;
+#endif
+inline Group& group() { return *the_group; }
 // Ends the fiber that runs, and its segment, with an error.
 [[noreturn]] void stop(const std::string& what);
 // "kernel: file:line: threadgroup (x, y, z), thread t: "
@@ -78,9 +90,9 @@ std::string where(const Fiber& fiber, const Site& site);
 Site site_of(const void* instruction, std::string& memory);
 
 // memory.cpp
-void see_buffers();                          // those that are there when a segment begins
-std::string buffer_at(const void* address);  // how an error calls a place in memory
-std::string written_guards();                // of all buffers that this segment's dispatches were handed
+void see_buffers();                                   // those that are there when a segment begins
+std::string buffer_at(const void* address);           // how an error calls a place in memory
+std::string written_guard(const Dispatch& dispatch);  // beside a buffer that it was handed
 
 // fiber.cpp
 void start_fiber(Fiber& fiber, char* stack_top);

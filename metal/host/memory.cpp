@@ -164,9 +164,10 @@ void touch_buffer(
 // is 1.
 void touch(
     const void* address, size_t size, size_t align, bool writes, bool atomic, const void* instruction) {
+  if (!the_group || !the_group->running) return;  // no kernel's: of a constructor, say
   Group& g = group();
   const char* at = static_cast<const char*>(address);
-  if (!g.running || (at >= g.stacks && at < g.stacks + kStackBytes * kMaxThreads)) return;
+  if (at >= g.stacks && at < g.stacks + kStackBytes * kMaxThreads) return;
   if (at >= g.memory && at < g.memory + kArenaBytes) {
     if (!atomic) touch_shared(g, at, size, writes, instruction);
     return;
@@ -271,13 +272,12 @@ std::string buffer_at(const void* address) {
   return "byte " + std::to_string(offset) + " of " + size;
 }
 
-std::string written_guards() {
-  const Group& g = group();
-  for (const void* buffer : g.buffers) {
-    const Block* b = buffer ? block_of(static_cast<const char*>(buffer)) : nullptr;
+std::string written_guard(const Dispatch& d) {
+  for (const Bytes& bound : d.buffers) {
+    const Block* b = bound.at && !bound.size ? block_of(static_cast<const char*>(bound.at)) : nullptr;
     if (b && slack_changed(*b)) {
-      return std::string(g.dispatch->kernel->name) + ": " + g.dispatch->kernel->site.file + ":" +
-             std::to_string(g.dispatch->kernel->site.line) + ": it wrote beside a buffer of " +
+      return std::string(d.kernel->name) + ": " + d.kernel->site.file + ":" +
+             std::to_string(d.kernel->site.line) + ": it wrote beside a buffer of " +
              bytes_text(static_cast<size_t>(b->end - b->begin));
     }
   }

@@ -5,14 +5,17 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <numeric>
 #include <random>
 
 #include "metal/host/internal.h"
+#include "metal/host/workers.h"
 
 namespace msl {
 namespace {
@@ -24,28 +27,22 @@ std::map<std::string, Kernel, std::less<>>& kernels(bool checked) {
 
 std::string place_of(const Site& site) { return std::string(site.file) + ":" + std::to_string(site.line); }
 
-// A wild access: of a guard page, of freed memory, of no memory.
-struct Fault {
-  const void* instruction;
-  const void* address;
-};
-Fault fault;
 struct sigaction before[2];
 
 void on_signal(int number, siginfo_t* info, void* context) {
-  Group& g = group();
-  if (!g.running) {  // not ours: as it was before
+  if (!the_group || !the_group->running) {  // not ours: as it was before
     sigaction(number, &before[number == SIGBUS], nullptr);
     return;
   }
+  Group& g = group();
 #if defined(__x86_64__) && defined(__linux__)
-  fault.instruction =
+  g.fault.instruction =
       reinterpret_cast<void*>(static_cast<ucontext_t*>(context)->uc_mcontext.gregs[16]);  // rip
 #else
   (void)context;
-  fault.instruction = nullptr;
+  g.fault.instruction = nullptr;
 #endif
-  fault.address = info->si_addr;
+  g.fault.address = info->si_addr;
   siglongjmp(g.escape, 1);
 }
 
@@ -245,7 +242,8 @@ void run_group(Group& g, metal::uint3 at, Order& order) {
     run_threads(g, order);
   } else {
     std::string memory;
-    g.error = where(*g.current, site_of(fault.instruction, memory)) + "touches " + buffer_at(fault.address);
+    g.error =
+        where(*g.current, site_of(g.fault.instruction, memory)) + "touches " + buffer_at(g.fault.address);
   }
   g.running = false;
   if (g.error.empty()) g.error = written_beside(g);
@@ -279,6 +277,34 @@ std::string wrong_launch(const Dispatch& d) {
   return "";
 }
 
+// The threadgroups of a segment, numbered through all of its dispatches.
+struct Grid {
+  std::span<const Dispatch> segment;
+  std::vector<uint64_t> firsts;  // of each dispatch
+  uint64_t n_groups = 0;
+
+  explicit Grid(std::span<const Dispatch> s) : segment(s) {
+    for (const Dispatch& d : s) {
+      firsts.push_back(n_groups);
+      n_groups += uint64_t{d.grid[0]} * d.grid[1] * d.grid[2];
+    }
+  }
+  bool has_groups(size_t dispatch) const {
+    const uint32_t* n = segment[dispatch].grid;
+    return n[0] && n[1] && n[2];
+  }
+  size_t dispatch_of(uint64_t number) const {
+    return static_cast<size_t>(std::upper_bound(firsts.begin(), firsts.end(), number) - firsts.begin() - 1);
+  }
+  metal::uint3 place_of(uint64_t number) const {
+    const size_t d = dispatch_of(number);
+    const uint64_t at = number - firsts[d];
+    const uint32_t* n = segment[d].grid;
+    return {static_cast<metal::uint>(at % n[0]), static_cast<metal::uint>(at / n[0] % n[1]),
+            static_cast<metal::uint>(at / n[0] / n[1])};
+  }
+};
+
 }  // namespace
 
 Registered::Registered(const Kernel& kernel) { kernels(kernel.checked).emplace(kernel.name, kernel); }
@@ -301,7 +327,7 @@ int bytes_slot_of(const Kernel& kernel) {
   return -1;
 }
 
-Group the_group = {};
+thread_local Group* the_group = nullptr;
 const Thread& current_thread() { return group().current->thread; }
 int n_lanes() { return group().simdgroups[group().current->thread.simdgroup].n_lanes; }
 
@@ -381,47 +407,60 @@ void* threadgroup_array(const void* declaration, size_t size, size_t, const Site
   return at;
 }
 
-Failure run(std::span<const Dispatch> segment, Schedule schedule, uint64_t seed) {
+Failure run(std::span<const Dispatch> segment, Schedule schedule, uint64_t seed, int n_threads) {
   static std::mutex one_at_a_time;
   const std::lock_guard lock(one_at_a_time);
-  Group& g = group();
-  take_memory(g);
-  take_signals();
+  static std::vector<std::unique_ptr<Group>> groups;
+  static std::unique_ptr<Workers> workers;
   see_buffers();
-  g.error.clear();
-  g.first_run = g.run + 1;
-  std::vector<uint64_t> firsts;  // number of each dispatch's first threadgroup
-  uint64_t n = 0;
+  const Grid grid(segment);
   for (size_t i = 0; i < segment.size(); i++) {
-    const Dispatch& d = segment[i];
-    if (std::string wrong = wrong_launch(d); !wrong.empty()) return {wrong, i};
-    firsts.push_back(n);
-    n += uint64_t{d.grid[0]} * d.grid[1] * d.grid[2];
+    if (std::string wrong = wrong_launch(segment[i]); !wrong.empty()) return {wrong, i};
+    if (segment[i].kernel->checked) n_threads = 1;  // marks of accesses are those of one thread
   }
-  Order order = {schedule, seed};
+  if (grid.n_groups == 0) return {};
+  if (!workers || workers->size() != n_threads) workers = std::make_unique<Workers>(n_threads);
+  while (static_cast<int>(groups.size()) < n_threads) groups.push_back(std::make_unique<Group>());
+
   std::vector<uint64_t> numbers;
   if (schedule == Schedule::kRandom) {
-    for (uint64_t i = 0; i < n; i++) numbers.push_back(i);
+    numbers.resize(grid.n_groups);
+    std::iota(numbers.begin(), numbers.end(), uint64_t{0});
     std::shuffle(numbers.begin(), numbers.end(), std::mt19937_64(seed));
   }
-  size_t d = 0;
-  for (uint64_t i = 0; i < n && g.error.empty(); i++) {
-    const uint64_t number = schedule == Schedule::kRandom    ? numbers[i]
-                            : schedule == Schedule::kReverse ? n - 1 - i
-                                                             : i;
-    d = static_cast<size_t>(std::upper_bound(firsts.begin(), firsts.end(), number) - firsts.begin() - 1);
-    g.dispatch = &segment[d];
-    g.buffers.clear();
-    for (const Bytes& b : segment[d].buffers) g.buffers.push_back(b.at);
-    const uint64_t at = number - firsts[d];
-    const uint32_t* grid = segment[d].grid;
-    run_group(g,
-              {static_cast<metal::uint>(at % grid[0]), static_cast<metal::uint>(at / grid[0] % grid[1]),
-               static_cast<metal::uint>(at / grid[0] / grid[1])},
-              order);
+  std::atomic<uint64_t> next{0};
+  std::mutex failing;
+  Failure failure = {};
+  uint64_t failed = UINT64_MAX;  // the first in the order that did
+  const std::function<void(int)> work = [&](int worker) {
+    Group& g = *groups[static_cast<size_t>(worker)];
+    the_group = &g;
+    take_memory(g);
+    take_signals();
+    g.error.clear();
+    g.first_run = g.run + 1;
+    for (uint64_t i; g.error.empty() && (i = next++) < grid.n_groups;) {
+      const uint64_t number = schedule == Schedule::kRandom    ? numbers[i]
+                              : schedule == Schedule::kReverse ? grid.n_groups - 1 - i
+                                                               : i;
+      const size_t d = grid.dispatch_of(number);
+      g.dispatch = &segment[d];
+      g.buffers.clear();
+      for (const Bytes& b : segment[d].buffers) g.buffers.push_back(b.at);
+      Order order = {schedule, seed ^ (number * 0xd1342543de82ef95u)};
+      run_group(g, grid.place_of(number), order);
+      if (g.error.empty()) continue;
+      next = grid.n_groups;  // nothing begins any more
+      const std::lock_guard one(failing);
+      if (i < failed) failed = i, failure = {g.error, d};
+    }
+    the_group = nullptr;
+  };
+  workers->run(work);
+  for (size_t i = 0; i < segment.size() && failure.what.empty(); i++) {
+    if (grid.has_groups(i)) failure = {written_guard(segment[i]), i};
   }
-  if (n && g.error.empty()) g.error = written_guards();
-  return {g.error, d};
+  return failure;
 }
 
 }  // namespace msl

@@ -1,9 +1,9 @@
 // Runs kernels that generate.py turned into C++: memory with guards, and dispatches thread by thread.
 //
 // A segment is dispatches that may overlap, as between two barriers of a command buffer. Its threadgroups run
-// one after another, each thread a fiber that runs until a barrier or an operation of its simdgroup. The
-// schedule sets the order of threadgroups, simdgroups and lanes: what a kernel computes must not hang on it.
-// Errors name the kernel, and the file and line where it went wrong:
+// one after another (unchecked ones also side by side), each thread a fiber that runs until a barrier or an
+// operation of its simdgroup. The schedule sets the order of threadgroups, simdgroups and lanes: what a
+// kernel computes must not hang on it. Errors name the kernel, and the file and line where it went wrong:
 //
 //   * an access outside of a buffer, one whose address is not a multiple of its size, or one of freed memory
 //   * two threads at one place without a barrier between, one of them writing: in threadgroup memory, and in
@@ -56,8 +56,8 @@ struct Failure {
   std::string what;  // empty: none
   size_t dispatch;   // of the segment
 };
-// Runs a segment, unless another thread's runs: then after that.
-Failure run(std::span<const Dispatch> segment, Schedule schedule, uint64_t seed);
+// Runs a segment, unless another thread's runs: then after that. Unchecked kernels on so many threads.
+Failure run(std::span<const Dispatch> segment, Schedule schedule, uint64_t seed, int n_threads = 1);
 
 // Memory that ends (or, `at_start`, begins) at a page that nothing may touch, filled with `fill`. Null where
 // the system gives none.

@@ -23,7 +23,7 @@ from metal.host.generate import HERE, ROOT, generate
 Array = npt.NDArray[Any]
 Triple = tuple[int, int, int]
 
-RUNTIME = ("runtime", "fiber", "memory", "c_api")
+RUNTIME = ("runtime", "workers", "fiber", "memory", "c_api")
 CHECKERS = ("clang++-19", "clang++-20", "clang++-18", "clang++")
 _WARNINGS = ("-Wall", "-Wextra", "-Werror", "-Wno-unused", "-Wno-unused-parameter", "-Wno-unknown-pragmas")
 _KERNEL_FLAGS = (

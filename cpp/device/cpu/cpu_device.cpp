@@ -1,13 +1,10 @@
 #include "device/cpu/cpu_device.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <numeric>
-#include <thread>
 
 #include "base/error.h"
 #include "base/hash.h"
@@ -180,20 +177,11 @@ class CpuExecutor final : public host::Executor {
   std::atomic<uint64_t> busy_ns_{0};
 };
 
-int available_processors() {
-#ifdef __linux__
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
-#endif
-  return std::max(1u, std::thread::hardware_concurrency());
-}
-
 class CpuDevice final : public Device {
  public:
   CpuDevice(std::string path, std::vector<KernelEntry> kernels, const Options& options)
       : path_(std::move(path)),
-        executor_(options.workers > 0 ? options.workers : available_processors(), options.shuffle_seed,
-                  faults_) {
+        executor_(options.workers > 0 ? options.workers : host::processors(), options.shuffle_seed, faults_) {
     for (const KernelEntry& e : kernels) kernels_.add(CpuKernel(e));
     const size_t memory = host::memory_bytes();
     limits_.working_set_bytes = memory;

@@ -1,5 +1,6 @@
 #include "device/host/program.h"
 
+#include <sched.h>
 #include <unistd.h>
 #if defined(__GLIBC__)
 #include <gnu/libc-version.h>
@@ -7,7 +8,9 @@
 #include <sys/sysctl.h>
 #endif
 
+#include <algorithm>
 #include <cstring>
+#include <thread>
 
 #include "base/error.h"
 
@@ -215,6 +218,14 @@ std::string math_library() {
   }
 #endif
   return found;
+}
+
+int processors() {
+#ifdef __linux__
+  cpu_set_t set;
+  if (sched_getaffinity(0, sizeof set, &set) == 0) return std::max(1, CPU_COUNT(&set));
+#endif
+  return std::max(1u, std::thread::hardware_concurrency());
 }
 
 size_t memory_bytes() { return static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGE_SIZE); }

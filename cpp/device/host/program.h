@@ -133,6 +133,7 @@ std::unique_ptr<CommandBuffer> command_buffer(Executor& executor);
 // Every buffer of such a device is always reachable: only the count matters.
 std::unique_ptr<ResidencySet> residency_set();
 size_t memory_bytes();  // of this machine
+int processors();       // that this process may run on
 // What kernels call for exp and the like: it may give other bits in another version, and on processors for
 // which it has other code.
 std::string math_library();

@@ -53,7 +53,10 @@ class HostKernel final : public Kernel {
 
 class HostExecutor final : public host::Executor {
  public:
-  HostExecutor(msl::Schedule schedule, uint64_t seed) : schedule_(schedule), seed_(seed) { start(); }
+  HostExecutor(msl::Schedule schedule, uint64_t seed, int n_threads)
+      : schedule_(schedule), seed_(seed), n_threads_(n_threads) {
+    start();
+  }
   ~HostExecutor() override { stop(); }
   uint64_t busy_ns() const { return busy_ns_; }
 
@@ -93,7 +96,7 @@ class HostExecutor final : public host::Executor {
     }
     if (schedule_ == msl::Schedule::kForward) copies();
     seed_ = splitmix64(seed_);
-    const msl::Failure failure = msl::run(kernels, schedule_, seed_);
+    const msl::Failure failure = msl::run(kernels, schedule_, seed_, n_threads_);
     if (schedule_ != msl::Schedule::kForward) copies();
     if (failure.what.empty()) return true;
     const char* part = parts[failure.dispatch];
@@ -103,13 +106,16 @@ class HostExecutor final : public host::Executor {
 
   msl::Schedule schedule_;
   uint64_t seed_;
+  int n_threads_;
   std::atomic<uint64_t> busy_ns_{0};
 };
 
 class HostDevice final : public Device {
  public:
   HostDevice(const std::vector<KernelEntry>& kernels, msl::Schedule schedule, const Options& options)
-      : options_(options), schedule_(schedule), executor_(schedule, options.seed) {
+      : options_(options),
+        schedule_(schedule),
+        executor_(schedule, options.seed, options.threads > 0 ? options.threads : host::processors()) {
     for (const KernelEntry& e : kernels) {
       const msl::Kernel* compiled = msl::find_kernel(e.name, options.checked);
       if (!compiled) throw InvalidArgument("metal-host: no file of metal/ has a kernel " + e.name);

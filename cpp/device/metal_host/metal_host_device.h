@@ -1,6 +1,6 @@
 // The metal-host device: Metal kernels that the shim of metal/host compiled as C++, thread by thread. For
-// tests: what runs here with every access checked, slowly, has no races, no stray accesses and no missing
-// barriers, in kernels and between them. Unchecked it gives the same bits.
+// tests: what runs here with every access checked, slowly and on one thread, has no races, no stray accesses
+// and no missing barriers, in kernels and between them. Unchecked it gives the same bits.
 #pragma once
 
 #include <cstdint>
@@ -22,6 +22,7 @@ struct Options {
       "forward";      // the order of threadgroups, simdgroups and lanes; or "reverse", "random"
   uint64_t seed = 1;  // of the random one; each segment has its own order
   bool checked = true;
+  int threads = 0;  // of the host, for unchecked kernels; 0 for one a core
 };
 
 // Throws InvalidArgument for an unknown schedule, or a kernel that this build lacks.
