@@ -4,17 +4,16 @@
 // absolute spans of kAttentionSpan; a span gives a partial softmax, and the parts merge in ascending order:
 //   m' = max(m, m_s), l' = l * e^(m - m') + l_s * e^(m_s - m'), likewise the weighted values.
 //
-// rope: 0 counts, 1 sequences, 2 rows, 3 inv_freq float[half], 4 cos, 5 sin float[R, half], 6 RopeParams.
-// Grid (R), kRowThreads threads. Also writes the row's rotary positions into its page. attention_prep: 0
-// counts, 1 sequences, 2 rows, 3 qg T[R, H * 2 * head_dim], 4 k, 5 v T[R, Hkv * head_dim], 6 index_qk T[R,
-// (Hi + 1) * index_dim], 7 gamma_q, 8 gamma_k, 9 gamma_index_q, 10 cos, 11 sin float[R, half], 12 q T[R, H *
-// head_dim], 13 index_q T[R, Hi * index_dim], 14 AttentionPrepParams. Grid (R), kRowThreads threads, a
-// simdgroup a head; a lane squares values lane, lane + 32, ...
-// attention: 0 counts, 1 sequences, 2 rows, 3 q T[R, H * head_dim], 4 qg, 5 blocks int32[R, budget_blocks], 6
-// n_selected int32[R], 7 out T[R, H * head_dim], 8 AttentionParams. Grid (R, Hkv * ceil(H / Hkv /
-// kAttentionHeads)), kAttentionThreads threads, 19 KB of threadgroup memory. A score: lane l takes dimensions
-// 4 (l + 32 i) .. + 3 in one chain of fma, then add_lanes. Weights of a span: lane l adds those of positions
-// l, l + 32,
+// rope: 0 counts, 1 sequences, 2 rows, 3 inv_freq float[half_dim], 4 cos, 5 sin float[R, half_dim], 6
+// RopeParams. Grid (R), kRowThreads threads. Also writes the row's rotary positions into its page.
+// attention_prep: 0 counts, 1 sequences, 2 rows, 3 qg T[R, H * 2 * head_dim], 4 k, 5 v T[R, Hkv * head_dim],
+// 6 index_qk T[R, (Hi + 1) * index_dim], 7 gamma_q, 8 gamma_k, 9 gamma_index_q, 10 cos, 11 sin float[R,
+// half_dim], 12 q T[R, H * head_dim], 13 index_q T[R, Hi * index_dim], 14 AttentionPrepParams. Grid (R),
+// kRowThreads threads, a simdgroup a head; a lane squares values lane, lane + 32, ... attention: 0 counts, 1
+// sequences, 2 rows, 3 q T[R, H * head_dim], 4 qg, 5 blocks int32[R, budget_blocks], 6 n_selected int32[R], 7
+// out T[R, H * head_dim], 8 AttentionParams. Grid (R, Hkv * ceil(H / Hkv / kAttentionHeads)),
+// kAttentionThreads threads, 19 KB of threadgroup memory. A score: lane l takes dimensions 4 (l + 32 i) .. +
+// 3 in one chain of fma, then add_lanes. Weights of a span: lane l adds those of positions l, l + 32,
 // ..., then add_lanes. Values: a thread a dimension, positions ascending in one chain.
 //
 // Dimensions multiples of 8 up to 512. A NaN reaches the heads that read it.
@@ -35,10 +34,10 @@ FLASHNEXT_CONSTANT int kMaxHeadDim = 512;
     uint tid [[thread_index_in_threadgroup]]) {
   if (int(tgid.x) >= counts->n[kCountRows]) return;
   device const Row& row = rows[tgid.x];
-  for (uint j = tid; j < p.half; j += kRowThreads) {
+  for (uint j = tid; j < p.half_dim; j += kRowThreads) {
     const Turn t = turn(float(row.rotary[rotary_axis(j, p.section)]) * inv_freq[j]);
-    cos[ulong(tgid.x) * p.half + j] = t.cos * p.attention_factor;
-    sin[ulong(tgid.x) * p.half + j] = t.sin * p.attention_factor;
+    cos[ulong(tgid.x) * p.half_dim + j] = t.cos * p.attention_factor;
+    sin[ulong(tgid.x) * p.half_dim + j] = t.sin * p.attention_factor;
   }
   if (tid < 3) {
     device int* page = in_page<int>(sequences[row.sequence], row.position, p.rotary_offset);
@@ -99,8 +98,8 @@ template <typename T>
   device const Row& row = rows[r];
   device const Sequence& seq = sequences[row.sequence];
   const ulong in_row = ulong(row.position % kPageTokens);
-  device const float* c = cos + r * p.half;
-  device const float* s = sin + r * p.half;
+  device const float* c = cos + r * p.half_dim;
+  device const float* s = sin + r * p.half_dim;
   device T* page_k = in_page<T>(seq, row.position, p.k_offset);
   device T* page_v = in_page<T>(seq, row.position, p.v_offset);
   device T* page_raw = in_page<T>(seq, row.position, p.raw_offset);
@@ -109,14 +108,14 @@ template <typename T>
   for (uint head = sg; head < n_heads; head += kRowThreads / kSimdLanes) {
     if (head < p.n_heads) {
       const ulong h = r * p.n_heads + head;
-      prepare(qg + h * 2 * dim, gamma_q, p.head_dim, p.eps, c, s, p.half, q + h * dim, lane);
+      prepare(qg + h * 2 * dim, gamma_q, p.head_dim, p.eps, c, s, p.half_dim, q + h * dim, lane);
     } else if (head < p.n_heads + p.n_kv_heads) {
       const ulong h = head - p.n_heads;
-      prepare(k + (r * p.n_kv_heads + h) * dim, gamma_k, p.head_dim, p.eps, c, s, p.half,
+      prepare(k + (r * p.n_kv_heads + h) * dim, gamma_k, p.head_dim, p.eps, c, s, p.half_dim,
               page_k + (h * kPageTokens + in_row) * dim, lane);
     } else {
       const ulong h = head - p.n_heads - p.n_kv_heads;
-      prepare(index + h * p.index_dim, gamma_index_q, p.index_dim, p.eps, c, s, p.half,
+      prepare(index + h * p.index_dim, gamma_index_q, p.index_dim, p.eps, c, s, p.half_dim,
               index_q + (r * p.index_n_heads + h) * p.index_dim, lane);
     }
   }

@@ -4,7 +4,7 @@
 //   score_c = sum over index heads of max(0, <q_h, pooled_c>) / sqrt(index_dim)
 //   the best `budget_blocks` complete blocks, ties to the lower id, listed by ascending id
 //
-// index_pool: 0 counts, 1 sequences, 2 rows, 3 gamma float[index_dim], 4 inv_freq float[half], 5
+// index_pool: 0 counts, 1 sequences, 2 rows, 3 gamma float[index_dim], 4 inv_freq float[half_dim], 5
 // IndexPoolParams. Grid (R), kRowThreads threads. A row that completes a block of `ratio` positions writes
 // the block's pooled key into the page. Raw keys are added by ascending position; squares: add_threads.
 // index_score: 0 counts, 1 sequences, 2 rows, 3 index_q T[R, Hi * index_dim], 4 scores float[G, stride], 5
@@ -58,9 +58,9 @@ template <typename T>
   for (uint i = tid; i < p.index_dim; i += kRowThreads) {
     const float here = key[i] * inverse * gamma[i];
     float y = here;
-    if (i < 2 * p.half) {
-      const bool upper = i >= p.half;
-      const uint j = upper ? i - p.half : i, other = upper ? j : i + p.half;
+    if (i < 2 * p.half_dim) {
+      const bool upper = i >= p.half_dim;
+      const uint j = upper ? i - p.half_dim : i, other = upper ? j : i + p.half_dim;
       const Turn t = turn(float(rotary[rotary_axis(j, p.section)]) * inv_freq[j]);
       const float cos = t.cos * p.attention_factor, sin = t.sin * p.attention_factor;
       const float there = key[other] * inverse * gamma[other];

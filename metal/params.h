@@ -210,10 +210,10 @@ struct DeltaRuleParams {
   uint32_t k_offset, v_offset, beta_offset, decay_offset;
 };
 
-// rope: 0 counts in, 1 sequences in, 2 rows in, 3 inv_freq in float[half], 4 cos, 5 sin out float[R, half].
-// Grid (R). Also writes the row's rotary positions into its page: int32[kPageTokens, 3].
+// rope: 0 counts in, 1 sequences in, 2 rows in, 3 inv_freq in float[half_dim], 4 cos, 5 sin out float[R,
+// half_dim]. Grid (R). Also writes the row's rotary positions into its page: int32[kPageTokens, 3].
 struct RopeParams {
-  uint32_t half;
+  uint32_t half_dim;
   uint32_t section[3];
   float attention_factor;  // multiplies cos and sin (YaRN)
   uint32_t rotary_offset;  // bytes into a page
@@ -222,10 +222,10 @@ struct RopeParams {
 // attention_prep_T: 0 counts in, 1 sequences in, 2 rows in, 3 qg in T[R, H*2*head_dim] (per head: query,
 // gate), 4 k in T[R, Hkv*head_dim], 5 v in T[R, Hkv*head_dim], 6 index_qk in T[R, (Hi+1)*index_dim], 7
 // gamma_q, 8 gamma_k in float[head_dim], 9 gamma_index_q in float[index_dim], 10 cos, 11 sin in float[R,
-// half], 12 q out T[R, H*head_dim], 13 index_q out T[R, Hi*index_dim]. Grid (R). Writes k, v and the raw
+// half_dim], 12 q out T[R, H*head_dim], 13 index_q out T[R, Hi*index_dim]. Grid (R). Writes k, v and the raw
 // index key into the row's page.
 struct AttentionPrepParams {
-  uint32_t n_heads, n_kv_heads, head_dim, half;
+  uint32_t n_heads, n_kv_heads, head_dim, half_dim;
   uint32_t index_n_heads, index_dim;
   float eps;
   // bytes into a page: T[Hkv, kPageTokens, head_dim] twice, T[kPageTokens, index_dim]
@@ -233,10 +233,10 @@ struct AttentionPrepParams {
 };
 
 // index_pool_T: 0 counts in, 1 sequences in, 2 rows in, 3 gamma in float[index_dim], 4 inv_freq in
-// float[half]. Grid (R). A row that completes a block of `ratio` positions writes the block's pooled key into
-// the page.
+// float[half_dim]. Grid (R). A row that completes a block of `ratio` positions writes the block's pooled key
+// into the page.
 struct IndexPoolParams {
-  uint32_t index_dim, ratio, half;
+  uint32_t index_dim, ratio, half_dim;
   uint32_t section[3];
   float attention_factor, eps;
   uint32_t raw_offset, pooled_offset,

@@ -17,8 +17,8 @@ void rope(const Task& t) {
   const auto& p = t.get<RopeParams>();
   if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountRows]) return;
   const Row& row = t.slot<const Row>(2)[t.x];
-  rope_row(row.rotary, t.slot<const float>(3), p.half, p.section, p.attention_factor,
-           t.slot<float>(4) + t.x * p.half, t.slot<float>(5) + t.x * p.half);
+  rope_row(row.rotary, t.slot<const float>(3), p.half_dim, p.section, p.attention_factor,
+           t.slot<float>(4) + t.x * p.half_dim, t.slot<float>(5) + t.x * p.half_dim);
   const Sequence& seq = t.slot<const Sequence>(1)[row.sequence];
   std::memcpy(in_page<int32_t>(seq, row.position, p.rotary_offset) + row.position % kPageTokens * 3,
               row.rotary, sizeof row.rotary);
@@ -32,11 +32,12 @@ void attention_prep(const Task& t) {
   const Row& row = t.slot<const Row>(2)[r];
   const Sequence& seq = t.slot<const Sequence>(1)[row.sequence];
   const size_t in_row = static_cast<size_t>(row.position % kPageTokens);
-  const float *cos = t.slot<const float>(10) + r * p.half, *sin = t.slot<const float>(11) + r * p.half;
+  const float *cos = t.slot<const float>(10) + r * p.half_dim,
+              *sin = t.slot<const float>(11) + r * p.half_dim;
   float head[kMaxHeadDim];
   const auto prepare = [&](const T* x, const float* gamma, uint32_t n, T* out) {
     rms_norm(x, gamma, n, p.eps, head);
-    rotate(head, cos, sin, p.half);
+    rotate(head, cos, sin, p.half_dim);
     for (uint32_t i = 0; i < n; i += kLanes) store(out + i, load(head + i));
   };
   for (uint32_t h = 0; h < p.n_heads; ++h) {

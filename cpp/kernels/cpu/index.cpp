@@ -31,9 +31,9 @@ void index_pool(const Task& t) {
   }
   for (uint32_t i = 0; i < p.index_dim; ++i) key[i] = rounded<T>(key[i]);
   rms_norm(key, t.slot<const float>(3), p.index_dim, p.eps, key);
-  rope_row(in_page<int32_t>(seq, row.position, p.rotary_offset) + first * 3, t.slot<const float>(4), p.half,
-           p.section, p.attention_factor, cos, sin);
-  rotate(key, cos, sin, p.half);
+  rope_row(in_page<int32_t>(seq, row.position, p.rotary_offset) + first * 3, t.slot<const float>(4),
+           p.half_dim, p.section, p.attention_factor, cos, sin);
+  rotate(key, cos, sin, p.half_dim);
   T* out = in_page<T>(seq, row.position, p.pooled_offset) + first / p.ratio * p.index_dim;
   for (uint32_t i = 0; i < p.index_dim; i += kLanes) store(out + i, load(key + i));
 }

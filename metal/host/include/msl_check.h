@@ -27,6 +27,7 @@ using int64_t = long;
 using uint64_t = ulong;
 using size_t = unsigned long;
 using bfloat = __bf16;
+using half = _Float16;  // so that nothing else is called half
 template <class T, int N>
 using vec = T __attribute__((ext_vector_type(N)));
 #define MSL_VECTORS(T)              \

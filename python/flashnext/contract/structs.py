@@ -78,14 +78,14 @@ STRUCTS: dict[str, Void] = {
         eps=_F32,
         **_many(_U32, "state_offset", "k_offset", "v_offset", "beta_offset", "decay_offset"),
     ),
-    "RopeParams": _struct(half=_U32, section=(_U32, 3), attention_factor=_F32, rotary_offset=_U32),
+    "RopeParams": _struct(half_dim=_U32, section=(_U32, 3), attention_factor=_F32, rotary_offset=_U32),
     "AttentionPrepParams": _struct(
-        **_many(_U32, "n_heads", "n_kv_heads", "head_dim", "half", "index_n_heads", "index_dim"),
+        **_many(_U32, "n_heads", "n_kv_heads", "head_dim", "half_dim", "index_n_heads", "index_dim"),
         eps=_F32,
         **_many(_U32, "k_offset", "v_offset", "raw_offset"),
     ),
     "IndexPoolParams": _struct(
-        **_many(_U32, "index_dim", "ratio", "half"),
+        **_many(_U32, "index_dim", "ratio", "half_dim"),
         section=(_U32, 3),
         **_many(_F32, "attention_factor", "eps"),
         **_many(_U32, "raw_offset", "pooled_offset", "rotary_offset"),

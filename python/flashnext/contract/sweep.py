@@ -112,7 +112,7 @@ def _compare(runner: DeviceRunner, table: Table, rotary: Array, out: Sweep) -> N
     pages.put(b)
     params = struct(
         "RopeParams",
-        half=half,
+        half_dim=half,
         section=SECTION,
         attention_factor=table.factor,
         rotary_offset=layout.offsets["rotary"],
@@ -170,7 +170,7 @@ def _pooled(runner: DeviceRunner, table: Table, out: Sweep, step: int, ratio: in
             "IndexPoolParams",
             index_dim=dim,
             ratio=ratio,
-            half=half,
+            half_dim=half,
             section=SECTION,
             attention_factor=table.factor,
             eps=0.0,

@@ -42,7 +42,7 @@ class AttentionPrep(Family):
     launch_record = (
         "0 counts, 1 sequences, 2 rows, 3 qg T[R, H, 2, head_dim], 4 k, 5 v T[R, Hkv, head_dim], 6 index_qk "
         "T[R, Hi + 1, index_dim], 7 gamma_q, 8 gamma_k, 9 gamma_index_q, 10 cos, 11 sin float[R, "
-        "half], 12 q, 13 index_q; grid "
+        "half_dim], 12 q, 13 index_q; grid "
         "(R); pages: k, v T[Hkv, kPageTokens, head_dim], raw T[kPageTokens, index_dim]"
     )
     per_unit = ("q_in", "k_in", "index_in", "cos", "sin")
@@ -120,7 +120,7 @@ class AttentionPrep(Family):
             n_heads=heads,
             n_kv_heads=kv,
             head_dim=dim,
-            half=shape["half"],
+            half_dim=shape["half"],
             index_n_heads=index_heads,
             index_dim=index_dim,
             eps=EPS,

@@ -35,7 +35,7 @@ class IndexPool(Family):
     nonfinite = "a NaN in a raw key reaches the pooled key of its block"
     order = "positions of a block ascending; the mean square in a fixed order"
     launch_record = (
-        "0 counts, 1 sequences, 2 rows, 3 gamma float[index_dim], 4 inv_freq float[half]; grid (R); "
+        "0 counts, 1 sequences, 2 rows, 3 gamma float[index_dim], 4 inv_freq float[half_dim]; grid (R); "
         "pages: raw, rotary read, "
         "pooled T[kPageTokens / ratio, index_dim] written"
     )
@@ -94,7 +94,7 @@ class IndexPool(Family):
             "IndexPoolParams",
             index_dim=dim,
             ratio=ratio,
-            half=sum(shape["section"]),
+            half_dim=sum(shape["section"]),
             section=data["section"],
             attention_factor=shape["factor"],
             eps=EPS,

@@ -50,7 +50,7 @@ class Rope(Family):
     nonfinite = "positions are whole numbers; a NaN frequency gives NaN"
     order = "no sums"
     launch_record = (
-        "0 counts, 1 sequences, 2 rows, 3 inv_freq float[half], 4 cos, 5 sin float[R, half]; grid "
+        "0 counts, 1 sequences, 2 rows, 3 inv_freq float[half_dim], 4 cos, 5 sin float[R, half_dim]; grid "
         "(R); pages: rotary "
         "int32[kPageTokens, 3]"
     )
@@ -101,7 +101,7 @@ class Rope(Family):
             page, row = divmod(int(data["position"][unit]), PAGE_TOKENS)
             pages.output(b, "rotary", unit, int(data["sequence"][unit]), page, "rotary", (row,))
         params = struct(
-            "RopeParams", half=half, section=data["section"], attention_factor=data["factor"],
+            "RopeParams", half_dim=half, section=data["section"], attention_factor=data["factor"],
             rotary_offset=layout.offsets["rotary"],
         )  # fmt: skip
         return b.done((len(at) + SPARE,), params)
