@@ -194,6 +194,38 @@ def test_closing_removes_nothing_of_what_is_on_its_way(
     again.close()
 
 
+def test_a_directory_whose_disk_answers_late_is_given_back_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    hangs, begun = threading.Event(), threading.Event()
+    read = files.read
+
+    def slow(path: Path) -> Any:
+        begun.set()
+        hangs.wait(30)
+        return read(path)
+
+    monkeypatch.setattr(files, "read", slow)
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not client.job.loading:
+        server.scheduler.step()
+    assert begun.wait(30)
+    server.spill.close(0.01)
+    with pytest.raises(files.SpillBusy):
+        files.Lock(tmp_path)
+    hangs.set()
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            files.Lock(tmp_path).release()
+            break
+        except files.SpillBusy:
+            assert time.monotonic() < deadline, "it is never given back"
+            time.sleep(0.01)
+    server.close()
+
+
 def test_removing_files_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(tmp_path, disk=4000)
     server.ask(prompt(60), [end(50)], max_tokens=1)

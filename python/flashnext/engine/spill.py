@@ -247,10 +247,17 @@ class Spill:
         self._reader.call(lambda: files.touch(self._folder / name, self._now()))
 
     def close(self, timeout_s: float = 2.0) -> None:
-        """End what is being read and written, and give the directory back."""
+        """End what is being read and written, and give the directory back: later, if a disk hangs."""
         self._closed = True
         if all([self._writer.close(timeout_s), self._reader.close(timeout_s)]):
             self._lock_file.release()
+        else:
+            threading.Thread(target=self._end, name="flashnext-spill-end", daemon=True).start()
+
+    def _end(self) -> None:
+        for helper in (self._writer, self._reader):
+            helper.close(threading.TIMEOUT_MAX)
+        self._lock_file.release()
 
     # --- in the writer's thread
 

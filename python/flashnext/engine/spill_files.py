@@ -137,12 +137,12 @@ class Lock:
 
     def release(self) -> None:
         """Give it back; the system does so too when the process ends in whatever way."""
-        if self._file >= 0:
+        file, self._file = self._file, -1
+        if file >= 0:
             if os.getpid() == self._process:  # children that were forked meanwhile have the file open too
                 with suppress(OSError):
-                    fcntl.flock(self._file, fcntl.LOCK_UN)
-            os.close(self._file)
-            self._file = -1
+                    fcntl.flock(file, fcntl.LOCK_UN)
+            os.close(file)
 
 
 def absolute(folder: Path) -> Path:
