@@ -9,7 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from flashnext.engine.engine import SHORT_CHARS, Engine
+from flashnext.engine.arguments import SHORT_CHARS
+from flashnext.engine.engine import Engine
 from flashnext.engine.events import Event, Reply, TokenLogprob, joined
 from flashnext.engine.inbox import Inbox, Mailbox
 from flashnext.engine.request import AsyncRequest, arrivals

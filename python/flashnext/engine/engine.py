@@ -24,18 +24,10 @@ from flashnext.checkpoint import Checkpoint, open_checkpoint
 from flashnext.checkpoint.config import PAGE_TOKENS
 from flashnext.checkpoint.folder import find_file, open_folder
 from flashnext.checkpoint.identity import identity
+from flashnext.engine.arguments import SHORT_TURNS, is_number, is_short, size_bytes, spill_limit_bytes
 from flashnext.engine.caching import Caching
 from flashnext.engine.core import CoreOptions, Tokens
-from flashnext.engine.defaults import (
-    DRAFTS,
-    GAP_MS,
-    LEAST_GIB,
-    MAX_WINDOW,
-    MOST_GIB,
-    ROUND_ROWS,
-    SAVE_S,
-    SPILL_GIB,
-)
+from flashnext.engine.defaults import DRAFTS, GAP_MS, MAX_WINDOW, ROUND_ROWS, SAVE_S
 from flashnext.engine.errors import ContextExceeded, EngineClosed, MemoryShort
 from flashnext.engine.events import Counts
 from flashnext.engine.guard import Guard, private_bytes
@@ -46,7 +38,7 @@ from flashnext.engine.load import Loaded, load_model, open_device
 from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.machine import ram_bytes
 from flashnext.engine.marks import Place, places
-from flashnext.engine.plan import GIB, Machine, MemoryPlan, PlanSettings, make_plan, size
+from flashnext.engine.plan import Machine, MemoryPlan, PlanSettings, make_plan, size
 from flashnext.engine.reply import Chat, ReplyText, Said, closing_ids
 from flashnext.engine.request import AsyncRequest, Request
 from flashnext.engine.sampling import Defaults, Sampling
@@ -62,12 +54,6 @@ from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
 
 _EXIT_TIMEOUT_S = SAVE_S + 5.0
-SHORT_CHARS = 2048
-"""Longest prompt that the event loop itself reads, in characters or token ids."""
-
-SHORT_TURNS = 16
-"""Most messages of it; a quarter where it is also found where they may be cut."""
-
 SEED_BITS = 53  # of a seed that is drawn here: what every JSON reader keeps of a number
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
@@ -191,13 +177,13 @@ class Engine:
             dtype=dtype,
             round_rows=round_rows,
             ngram_table=ngram_table,
-            load_limit_bytes=_bytes(names.name("load_limit_gib"), load_limit_gib),
+            load_limit_bytes=size_bytes(names.name("load_limit_gib"), load_limit_gib),
             spill=spill_dir is not None,
-            prefix_cache_bytes=_bytes(names.name("prefix_cache_gib"), prefix_cache_gib, zero=True),
+            prefix_cache_bytes=size_bytes(names.name("prefix_cache_gib"), prefix_cache_gib, zero=True),
             names=names,
         )
-        spill_limit_bytes = _spill_limit(names, spill_dir, spill_limit_gib)
-        if not (_is_number(gap_ms) and gap_ms >= 0):
+        limit_bytes = spill_limit_bytes(names, spill_dir, spill_limit_gib)
+        if not (is_number(gap_ms) and gap_ms >= 0):
             raise InvalidArgument(f"{names.name('gap_ms')} is {gap_ms!r}, expected 0 or more milliseconds")
         program_bytes = private_bytes() or 0
         progress("tokenizer and chat template")
@@ -240,7 +226,7 @@ class Engine:
         self.parallel = self.plan.parallel
         self.warnings: tuple[str, ...] = ()
         self._caches = self.plan.prefix_cache_bytes > 0
-        spill = self._open_spill(checkpoint, core, spill_dir, spill_limit_bytes)
+        spill = self._open_spill(checkpoint, core, spill_dir, limit_bytes)
         self._guard = _guard(self.plan, core, lambda: scheduler.n_running, program_bytes)
         caching = Caching(core, self.plan.prefix_cache_bytes, time.perf_counter, guard=self._guard)
         scheduler = Scheduler(core, self.parallel, gap_ms, caching=caching)
@@ -362,7 +348,8 @@ class Engine:
         self._require_process()
         # A long chat takes a while to render and to tokenize, so the event loop does not do it itself; for a
         # short one, half a millisecond, the way to another thread and back would take longer.
-        if tools is None and _is_short(prompt, SHORT_TURNS // 4 if self._caches else SHORT_TURNS):
+        most_turns = SHORT_TURNS // 4 if self._caches else SHORT_TURNS
+        if isinstance(prompt, ReadPrompt) or (tools is None and is_short(prompt, most_turns)):
             return self._read_prompt(prompt, tools, options)
         return await asyncio.to_thread(self._read_prompt, prompt, tools, options)
 
@@ -551,48 +538,6 @@ def _plan(
     weights = weight_sizes(config, checkpoint.tensors, limits.tensor_alignment)
     machine = Machine(ram_bytes(), limits.working_set_bytes, limits.workers)
     return make_plan(config, weights, settings, machine), checkpoint, opened
-
-
-def _bytes(name: str, gib: float | None, *, zero: bool = False) -> int | None:
-    """Read a size in GiB, which may be 0 where that means something; None stays None."""
-    if gib is None:
-        return None
-    if not (_is_number(gib) and (LEAST_GIB <= gib <= MOST_GIB or (zero and gib == 0))):
-        least = f"{LEAST_GIB} to {MOST_GIB:,}" + (", or 0" if zero else "")
-        raise InvalidArgument(f"{name} is {gib!r}, expected GiB from {least}")
-    return int(gib * GIB)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _spill_limit(names: Names, folder: object, gib: float | None) -> int:
-    """See that there is a spill directory where it has a limit; returns that, in bytes."""
-    if folder is not None and (not isinstance(folder, str | os.PathLike) or not Path(folder).parts):
-        raise InvalidArgument(f"{names.name('spill_dir')} is {folder!r}, expected the name of a folder")
-    limit = _bytes(names.name("spill_limit_gib"), gib)
-    if limit is not None and folder is None:
-        raise InvalidArgument(
-            f"{names.name('spill_limit_gib')} is {gib:g}, but there is no spill directory for it to limit; "
-            f"give {names.name('spill_dir')} too"
-        )
-    return int(SPILL_GIB * GIB) if limit is None else limit
-
-
-def _is_short(prompt: PromptLike, most_turns: int) -> bool:
-    """Whether a prompt is soon read, as far as that is seen at a glance."""
-    if isinstance(prompt, str | ReadPrompt):
-        return isinstance(prompt, ReadPrompt) or len(prompt) <= SHORT_CHARS
-    if not isinstance(prompt, list) or len(prompt) > SHORT_CHARS:
-        return False
-    if not prompt or not isinstance(prompt[0], Mapping):
-        return True
-    if len(prompt) > most_turns:
-        return False
-    # Reasoning, calls and parts of text may be long in many places.
-    values = [value for turn in prompt if isinstance(turn, dict) for value in turn.values()]
-    return all(isinstance(value, str) for value in values) and sum(map(len, values)) <= SHORT_CHARS
 
 
 def _nothing(scheduler: Scheduler) -> None:

@@ -8,7 +8,7 @@ which a preempted one keeps. docs/scheduling.md tells the same for people.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashnext.engine.defaults import GAP_MS
 
@@ -105,6 +105,14 @@ class Costs:
     row_ms: float = 0.0
     round_ms: float = 0.0
 
+    def with_row(self, ms: float) -> Costs:
+        """Follow what a row took."""
+        return replace(self, row_ms=_smoothed(self.row_ms, ms))
+
+    def with_round(self, ms: float) -> Costs:
+        """Follow what a round took."""
+        return replace(self, round_ms=_smoothed(self.round_ms, ms))
+
 
 NO_COSTS = Costs()
 
@@ -146,6 +154,11 @@ class Shortage:
 
     running: int = 0
     waiting: int = 0
+
+
+def _smoothed(before: float, now: float) -> float:
+    """Go half the way to what was measured last."""
+    return now if before == 0 else (before + now) / 2
 
 
 def shortage(waiting: Sequence[Waiting], running: Sequence[Running], limits: Limits) -> Shortage:

@@ -414,7 +414,7 @@ class Scheduler:
         if not n_rows:
             return landed, 0.0
         row_ms = max(ms / 10, ms - self._costs.round_ms * bool(round)) / n_rows
-        self._costs = Costs(_smoothed(self._costs.row_ms, row_ms), self._costs.round_ms)
+        self._costs = self._costs.with_row(row_ms)
         return landed, row_ms / 1e3
 
     def _read_warm(self, round: Sequence[Job]) -> None:
@@ -470,7 +470,7 @@ class Scheduler:
             return []
 
     def _measure_round(self, ms: float) -> None:
-        self._costs = Costs(self._costs.row_ms, _smoothed(self._costs.round_ms, ms))
+        self._costs = self._costs.with_round(ms)
 
     def _end_stuck(self) -> None:
         """End the job that nothing can be done for: nobody else would give it pages."""
@@ -595,8 +595,3 @@ def _rows(job: Job, beyond: Sequence[int]) -> Keys:
 
 def _rank(job: Job) -> tuple[bool, int]:
     return job.rank
-
-
-def _smoothed(before: float, now: float) -> float:
-    """Follow a cost: half the way to what was measured last."""
-    return now if before == 0 else (before + now) / 2
