@@ -22,8 +22,9 @@ from flashnext.engine import on_disk
 from flashnext.engine import spill_files as files
 from flashnext.engine.errors import EngineClosed
 from flashnext.engine.marks import Kind
+from flashnext.engine.pace import COOL_S
 from flashnext.engine.radix import Keys, row_keys
-from flashnext.engine.spill import COOL_S, Spill
+from flashnext.engine.spill import Spill
 from flashnext.errors import InvalidArgument
 from support.fake_core import BLOCK_BYTES, PAGE
 from support.spilling import GIB, IDENTITY, Server, end, prompt, spilled

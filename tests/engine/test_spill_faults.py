@@ -14,8 +14,8 @@ import pytest
 from flashnext.engine import spill_files as files
 from flashnext.engine.marks import Kind
 from flashnext.engine.on_disk import HANG_S
+from flashnext.engine.pace import COOL_S, HOPED_BYTES_PER_S, RECOVER_S, Pace
 from flashnext.engine.radix import row_keys
-from flashnext.engine.spill import COOL_S, HOPED_BYTES_PER_S, RECOVER_S
 from flashnext.errors import OutOfPages
 from support.fake_core import PAGE
 from support.jobs import add
@@ -351,7 +351,7 @@ def test_a_mark_in_memory_is_not_left_for_one_on_disk_that_has_little_more(tmp_p
     stored = cache.find_mark(row_keys(np.array(prompt(184), np.int32)))
     assert stored is not None and stored.value.snapshot is None
     memory.value.cost_s, stored.value.cost_s = 10.0, 10.001
-    server.spill.bytes_per_s = 1e3  # a block takes longer
+    server.spill.pace.bytes_per_s = 1e3  # a block takes longer
     assert server.ask([*prompt(184), 900]) == 180
     stored.value.cost_s = 1e9
     assert server.ask([*prompt(184), 901]) == 184
@@ -498,10 +498,58 @@ def test_the_time_of_day_may_be_set_back(tmp_path: Path) -> None:
 
 def test_a_slow_disk_is_tried_again(tmp_path: Path) -> None:
     server = spilled(tmp_path)
-    server.spill.bytes_per_s = 1e-3
+    server.spill.pace.bytes_per_s = 1e-3
     assert server.ask([*prompt(50), 900], max_tokens=1) == 0
     server.caching.cache.clear()
     server.clock_s += 60 * RECOVER_S
-    assert server.spill.bytes_per_s == HOPED_BYTES_PER_S
+    assert server.spill.pace.bytes_per_s == HOPED_BYTES_PER_S
     assert server.ask([*prompt(50), 901], max_tokens=1) == 50
+    server.close()
+
+
+def test_a_disk_that_has_become_slow_disappoints_once_or_twice() -> None:
+    pace = Pace(lambda: 0.0)
+    pace.measure(10**9, 1000.0)  # a thousandth of what was hoped for
+    assert pace.bytes_per_s < 4e6
+    for _ in range(30):
+        pace.measure(10**9, 1.0)
+    assert 0.9e9 < pace.bytes_per_s <= HOPED_BYTES_PER_S
+
+
+def test_what_has_not_come_yet_makes_no_disk_faster() -> None:
+    pace = Pace(lambda: 0.0)
+    pace.bytes_per_s = 1e6
+    pace.measure(10**6, 0.5, ended=False)
+    assert pace.bytes_per_s == pytest.approx(1e6)
+    pace.measure(10**6, 10.0, ended=False)
+    assert pace.bytes_per_s < 3e5
+
+
+def test_a_mark_that_is_waited_for_in_vain_says_how_slow_the_disk_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    server.spill.pace = Pace(lambda: server.clock_s)
+    cache = server.caching.cache
+    stored = cache.find_mark(row_keys(np.array(prompt(50), np.int32)))
+    assert stored is not None
+    stored.value.cost_s = 0.5
+    clock = [time.perf_counter()]
+    server.disk._now_s = lambda: clock[0]
+    server.disk.patience_s = 1.0
+    hangs, read = threading.Event(), files.read
+    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not client.job.loading:
+        server.scheduler.step()
+    before = server.spill.pace.bytes_per_s
+    clock[0] += 2.0
+    while not server.scheduler.idle:
+        server.scheduler.step()
+    assert server.spill.pace.bytes_per_s < before / 1000
+    found = server.spill.pace.bytes_per_s
+    server.caching.tend()
+    assert server.spill.pace.bytes_per_s == found, "one wait counts twice"
+    hangs.set()
+    server.settle()
     server.close()

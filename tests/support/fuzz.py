@@ -36,6 +36,7 @@ from flashnext.engine.warm import WarmPass
 from flashnext.text.tokenizer import Tokenizer
 
 from support.setups import Setup
+from support.spilling import Fast
 
 CONTEXT = 320
 MAX_CHUNK = 128
@@ -326,7 +327,7 @@ class Run:
                 limit_bytes=1 << 24,
                 floor_bytes=0,
             )
-            spill.bytes_per_s = 1e15  # so that every mark is worth its way
+            spill.pace = Fast()
             caching.attach(spill, lambda: None)
             assert caching.disk is not None
             caching.disk.ahead_bytes = rng.choice([0, 1 << 40])

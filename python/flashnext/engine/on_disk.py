@@ -31,7 +31,14 @@ PATIENCE_S = 1.0
 
 @dataclass
 class _Fetch:
-    """A mark on its way, and who waits for it."""
+    """A mark on its way.
+
+    Attributes:
+        n_bytes: That have to come.
+        began_s: When it was asked for.
+        saves_s: What reading it anew takes.
+        jobs: Who waits for it.
+    """
 
     n_bytes: int
     began_s: float
@@ -171,7 +178,7 @@ class OnDisk:
 
     def _pays(self, mark: KeptMark, base: KeptMark | None) -> bool:
         """Whether a mark comes sooner than the rows are read that it has beyond what memory has."""
-        seconds = self._missing_bytes(mark, base) / self._spill.bytes_per_s
+        seconds = self._missing_bytes(mark, base) / self._spill.pace.bytes_per_s
         return mark.value.stored and self._spill.readable and seconds < _saved_s(mark, base)
 
     def _missing_bytes(self, mark: KeptMark, base: KeptMark | None) -> int:
@@ -217,13 +224,15 @@ class OnDisk:
 
     def _lose_patience(self) -> bool:
         """Let jobs read that have waited longer than reading takes, or in vain; whether there are any."""
-        hangs = not self.going_on
+        hangs, now_s = not self.going_on, self._now_s()
         late = [
             fetch
             for fetch in self._fetches.values()
-            if fetch.jobs and (hangs or self._now_s() - fetch.began_s > fetch.saves_s + self.patience_s)
+            if fetch.jobs and (hangs or now_s - fetch.began_s > fetch.saves_s + self.patience_s)
         ]
         for fetch in late:
+            # So that the next one does not wait for the same again.
+            self._spill.pace.measure(fetch.n_bytes, now_s - fetch.began_s, ended=False)
             for job in fetch.jobs:
                 job.patient = False
             _release(fetch)

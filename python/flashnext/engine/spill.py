@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import os
 import threading
 import time
@@ -21,25 +20,14 @@ from flashnext.engine.core import Bytes, Core, Snapshot
 from flashnext.engine.defaults import SPILL_PIECE_BYTES
 from flashnext.engine.helper import Helper
 from flashnext.engine.marks import Kind
+from flashnext.engine.pace import Cool, Pace
 from flashnext.engine.radix import Keys
 from flashnext.errors import FlashnextError, InvalidArgument
 
 _log = logging.getLogger("flashnext.engine")
 
-COOL_S = 30.0
-"""After a failed write, how long nothing is written; twice as long after each further one. Reads likewise."""
-
-MOST_COOL_S = 3600.0
-"""How long that is at most."""
-
 PINNED_SHARE = 0.5
 """Part of the limit in which pinned marks go last; the others of them go like any other."""
-
-HOPED_BYTES_PER_S = 1e9
-"""How fast marks are thought to come back where nothing else is known."""
-
-RECOVER_S = 60.0
-"""In so many seconds without a read, what the directory is thought to give doubles."""
 
 FLOOR_BYTES = 1 << 30
 """Free space of the disk that is left alone."""
@@ -69,19 +57,6 @@ class _Ended(FlashnextError):
 
 
 @dataclass
-class _Cool:
-    """A pause after failures, longer with each in a row; by a clock that never goes back."""
-
-    until_s: float = float("-inf")
-    n_in_a_row: int = 0
-
-    def fail(self, now_s: float) -> None:
-        """Begin a pause."""
-        self.until_s = now_s + min(MOST_COOL_S, COOL_S * 2.0**self.n_in_a_row)
-        self.n_in_a_row = min(self.n_in_a_row + 1, 20)
-
-
-@dataclass
 class _File:
     rows: Keys = field(repr=False)
     size_bytes: int
@@ -108,6 +83,7 @@ class Spill:
     Only the writer's thread writes and removes files, and none is touched while a lock is held.
 
     Attributes:
+        pace: How fast marks come back.
         n_moved: Files that were read and written; whoever waits sees by it that something goes on.
     """
 
@@ -161,10 +137,10 @@ class Spill:
         self._looked = False  # through the directory as it is, to its end
         self._writer, self._reader = Helper("flashnext-spill"), Helper("flashnext-restore")
         self._closed = False
-        self._writes, self._reads = _Cool(), _Cool()
+        self._writes, self._reads = Cool(), Cool()
         self._warned = False
         self._n_spilled = self._n_restored = self._n_failures = 0
-        self._rate, self._rated_s = HOPED_BYTES_PER_S, clock_s()
+        self.pace = Pace(clock_s)
         self.n_moved = 0
 
     @property
@@ -188,16 +164,6 @@ class Spill:
     def readable(self) -> bool:
         """Whether marks can be read, as far as is known."""
         return not self._closed and self._clock_s() >= self._reads.until_s
-
-    @property
-    def bytes_per_s(self) -> float:
-        """How fast marks come back: as they did lately, and better the longer ago that was."""
-        quiet = min(60.0, (self._clock_s() - self._rated_s) / RECOVER_S)
-        return max(self._rate, min(HOPED_BYTES_PER_S, self._rate * math.pow(2.0, quiet)))
-
-    @bytes_per_s.setter
-    def bytes_per_s(self, rate: float) -> None:
-        self._rate, self._rated_s = rate, self._clock_s()
 
     def begin(self, found: Callable[[Stored], None], forgotten: Callable[[Keys, bool], None]) -> None:
         """Look through the directory, in the background.
@@ -319,7 +285,7 @@ class Spill:
                     self._release(names)
                 raise
             written = True
-            self._writes.n_in_a_row = 0
+            self._writes.succeed()
         except files.NoRoom as error:
             ever = self._size_of(mark, names, whole=True) <= self._limit_bytes
             if ever:
@@ -361,7 +327,7 @@ class Spill:
             lock = files.Lock(self._folder)
             self._lock_file.release()
             self._lock_file = lock
-        self._reads = _Cool()  # the pause after what failed while it was away
+        self._reads = Cool()  # the pause after what failed while it was away
         self._scan()
         if not self._looked:
             raise _Ended("the directory cannot be looked through, or is given back")
@@ -476,11 +442,10 @@ class Spill:
         try:
             began = time.perf_counter()
             made, n_bytes = self._read(name, rows, shared, n_shared)
-            rate, before = n_bytes / max(1e-6, time.perf_counter() - began), self.bytes_per_s
-            self.bytes_per_s = before + 0.3 * (rate - before)
+            self.pace.measure(n_bytes, time.perf_counter() - began)
             with self._mutex:
                 self._n_restored += 1
-            self._reads.n_in_a_row = 0
+            self._reads.succeed()
         except (files.SpillError, FileNotFoundError) as error:  # its files: whoever needs it does without
             self._fail(error)
             self._forget(name)
@@ -583,7 +548,7 @@ class Spill:
         """Count a file of no use no more, with the mutex held; it has been written anew. Returns its size."""
         return self._doomed.pop(name, 0) + self._others.pop(name, 0)
 
-    def _fail(self, error: Exception, cool: _Cool | None = None) -> None:
+    def _fail(self, error: Exception, cool: Cool | None = None) -> None:
         """Count a failure, and begin a pause after it."""
         with self._mutex:
             self._n_failures += 1
