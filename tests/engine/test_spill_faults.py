@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import threading
@@ -552,4 +553,33 @@ def test_a_mark_that_is_waited_for_in_vain_says_how_slow_the_disk_is(
     assert server.spill.pace.bytes_per_s == found, "one wait counts twice"
     hangs.set()
     server.settle()
+    server.close()
+
+
+def test_a_failure_is_told_again_after_a_success_or_where_it_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path)
+    lines: list[str] = []
+    monkeypatch.setattr(
+        logging.getLogger("flashnext.engine"), "warning", lambda *line: lines.append(str(line))
+    )
+    write = files.write
+    fails = [28]
+
+    def failing(*args: Any) -> int:
+        if fails[0]:
+            raise OSError(fails[0], os.strerror(fails[0]))
+        return write(*args)
+
+    monkeypatch.setattr(files, "write", failing)
+    server.ask(prompt(60), [end(50)], max_tokens=1, stops=())
+    told = []
+    for first, fails[0] in enumerate((28, 28, 5, 28, 0, 28), 2):
+        server.clock_s += 10**6
+        server.ask(prompt(60, first), [end(50)], max_tokens=1, stops=())
+        server.spill_all()
+        told.append(len(lines))
+    assert told == [1, 1, 2, 3, 3, 4]
+    assert "replies go on without it: " in lines[1] and os.strerror(5) in lines[1]
     server.close()

@@ -67,11 +67,13 @@ class Cool:
 
     Attributes:
         until_s: When it ends.
+        told: What failed, as people were told last; "" where something has succeeded since.
     """
 
     def __init__(self) -> None:
         """Begin without one."""
         self.until_s = float("-inf")
+        self.told = ""
         self._n_in_a_row = 0
 
     def fail(self, now_s: float) -> None:
@@ -80,5 +82,5 @@ class Cool:
         self._n_in_a_row = min(self._n_in_a_row + 1, 20)
 
     def succeed(self) -> None:
-        """Let the next pause be a short one."""
-        self._n_in_a_row = 0
+        """Let the next pause be a short one, and the next failure be told."""
+        self._n_in_a_row, self.told = 0, ""

@@ -138,7 +138,6 @@ class Spill:
         self._writer, self._reader = Helper("flashnext-spill"), Helper("flashnext-restore")
         self._closed = False
         self._writes, self._reads = Cool(), Cool()
-        self._warned = False
         self._n_spilled = self._n_restored = self._n_failures = 0
         self.pace = Pace(clock_s)
         self.n_moved = 0
@@ -447,7 +446,7 @@ class Spill:
                 self._n_restored += 1
             self._reads.succeed()
         except (files.SpillError, FileNotFoundError) as error:  # its files: whoever needs it does without
-            self._fail(error)
+            self._fail(error, self._reads, pause=False)
             self._forget(name)
             has = False
         except FlashnextError:
@@ -548,14 +547,14 @@ class Spill:
         """Count a file of no use no more, with the mutex held; it has been written anew. Returns its size."""
         return self._doomed.pop(name, 0) + self._others.pop(name, 0)
 
-    def _fail(self, error: Exception, cool: Cool | None = None) -> None:
-        """Count a failure, and begin a pause after it."""
+    def _fail(self, error: Exception, cool: Cool, *, pause: bool = True) -> None:
+        """Count a failure, begin a pause after it, and tell it unless the last one was the same."""
         with self._mutex:
             self._n_failures += 1
-        if cool is not None:
+        if pause:
             cool.fail(self._clock_s())
-        if not self._warned:
-            self._warned = True
+        if (text := str(error) or repr(error)) != cool.told:
+            cool.told = text
             _log.warning(
-                "%s: the spill directory fails, and replies go on without it: %s", self._folder, error
+                "%s: the spill directory fails, and replies go on without it: %s", self._folder, text
             )
