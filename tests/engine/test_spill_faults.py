@@ -583,3 +583,33 @@ def test_a_failure_is_told_again_after_a_success_or_where_it_is_another_one(
     assert told == [1, 1, 2, 3, 3, 4]
     assert "replies go on without it: " in lines[1] and os.strerror(5) in lines[1]
     server.close()
+
+
+@pytest.mark.parametrize("error", [30, 13, 5])  # read-only, permission, I/O
+def test_a_disk_that_became_read_only_gives_what_it_has(
+    tmp_path: Path, error: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, disk=4000)
+    for first in range(50, 60):
+        server.now_s += 1
+        server.ask(prompt(60, first), [end(50)], max_tokens=1, stops=())
+        server.spill_all()
+    before, failures, there = server.counts.stored, server.counts.spill_failures, files.list_files(tmp_path)
+    name = files.mark_name(IDENTITY, row_keys(np.array(prompt(50, 59), np.int32)))
+    assert (tmp_path / name).exists()
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove", lambda path: OSError(error, os.strerror(error)))
+        server.ask(prompt(60, 70), [end(50)], max_tokens=1, stops=())
+        server.spill_all()
+        assert (server.counts.stored, server.counts.spill_failures) == (before, failures + 1)
+        assert files.list_files(tmp_path) == there
+        server.caching.cache.clear()
+        assert server.ask([*prompt(50, 59), 900], max_tokens=1, stops=()) == 50
+    server.caching.cache.clear()
+    server.clock_s += COOL_S + 1
+    server.now_s += 1
+    server.ask(prompt(60, 71), [end(50)], max_tokens=1, stops=())
+    server.spill_all()
+    assert (tmp_path / files.mark_name(IDENTITY, row_keys(np.array(prompt(50, 71), np.int32)))).exists()
+    assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path)) <= 4000
+    server.close()

@@ -381,6 +381,7 @@ class Spill:
 
         Raises:
             NoRoom: There is not so much.
+            OSError: None can be made, as on a disk that became read-only.
         """
         self._sweep()
         with self._mutex:
@@ -397,8 +398,21 @@ class Spill:
             if unknown is None:
                 if least is None:
                     raise files.NoRoom(f"{self._folder}: {n_bytes} bytes do not fit --spill-limit")
-                self._forget(least)
+                self._give_up(least)
             self._sweep()
+
+    def _give_up(self, name: str) -> None:
+        """Remove a mark's file, and then forget it: where nothing can be removed, it can still be read.
+
+        Raises:
+            OSError: It cannot be removed.
+        """
+        if not self._lock_file.held:
+            raise OSError(errno.ESTALE, "the directory is not there", str(self._folder))
+        path = self._folder / name
+        if (error := files.remove(path)) is not None and not path.is_dir():
+            raise error
+        self._forget(name)
 
     def _go_last(self) -> set[str]:
         """Name the pinned marks that were used last and fit the part of the limit that is theirs."""
@@ -423,7 +437,7 @@ class Spill:
         with self._mutex:
             names = list(self._doomed)
         for name in names:
-            if files.remove(self._folder / name) or not os.path.lexists(self._folder / name):
+            if files.remove(self._folder / name) is None:
                 with self._mutex:
                     self._n_bytes -= self._doomed.pop(name, 0)
 

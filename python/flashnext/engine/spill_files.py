@@ -173,22 +173,20 @@ def _named(folder: Path) -> list[tuple[Path, bool]]:
     return [(folder / name, is_folder) for name, is_folder in sorted(found)]
 
 
-def remove_leftovers(folder: Path) -> int:
+def remove_leftovers(folder: Path) -> None:
     """Remove what processes left half written; whoever holds the lock is the only one who writes."""
-    n = 0
     for path in folder.iterdir():
         if _TEMPORARY.fullmatch(path.name):
-            n += remove(path)
-    return n
+            remove(path)
 
 
-def remove(path: Path) -> bool:
-    """Remove a file; whether it was there and is gone."""
+def remove(path: Path) -> OSError | None:
+    """Remove a file; returns why it cannot be, None where it is not there any more."""
     try:
-        path.unlink()
-    except OSError:
-        return False
-    return True
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return error
+    return None
 
 
 def require_space(folder: Path, n_bytes: int, floor_bytes: int) -> None:
