@@ -613,3 +613,57 @@ def test_a_disk_that_became_read_only_gives_what_it_has(
     assert (tmp_path / files.mark_name(IDENTITY, row_keys(np.array(prompt(50, 71), np.int32)))).exists()
     assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path)) <= 4000
     server.close()
+
+
+def test_what_was_promised_to_a_mark_that_does_not_come_is_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    cache = server.caching.cache
+    clock = [time.perf_counter()]
+    server.disk._now_s = lambda: clock[0]
+    hangs, read = threading.Event(), files.read
+    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not client.job.loading:
+        server.scheduler.step()
+    cache.limit_bytes = cache.promised_bytes
+    assert cache.limit_bytes > 0
+    clock[0] += HANG_S + 1
+    while not server.scheduler.idle:
+        server.scheduler.step()
+    assert cache.promised_bytes == 0
+    client = add(server.scheduler, prompt(20, 9), places=(end(19),), max_tokens=1)
+    server.run()
+    assert client.events()[-1].finish_reason == "length"
+    assert [mark.n for mark in cache.marks if mark.n < 21], "what never comes takes all of the cache"
+    hangs.set()
+    server.settle()
+    assert cache.promised_bytes == 0 and cache.size_bytes <= cache.limit_bytes
+    assert 50 in {mark.n for mark in cache.marks}, "it came after all"
+    server.close()
+
+
+def test_uses_of_a_mark_behind_a_disk_that_hangs_are_one_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    hangs, read, touched = threading.Event(), files.read, list[float]()
+    monkeypatch.setattr(files, "read", lambda path: (hangs.wait(30), read(path))[1])
+    monkeypatch.setattr(files, "touch", lambda path, used: touched.append(used))
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    while not client.job.loading:
+        server.scheduler.step()
+    rows = row_keys(np.array(prompt(50), np.int32))
+    for _ in range(100):
+        server.now_s += 1
+        server.spill.use(rows, False)
+    assert server.spill.n_waiting == 2, "the mark that comes, and one that is used"
+    hangs.set()
+    server.run()
+    server.settle()
+    assert touched[0] == server.now_s and len(touched) <= 3
+    server.spill.use(rows, False)
+    server.settle()
+    assert len(touched) >= 2, "it is not used any more"
+    server.close()

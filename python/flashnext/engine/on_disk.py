@@ -35,12 +35,14 @@ class _Fetch:
 
     Attributes:
         n_bytes: That have to come.
+        promised_bytes: Of the cache, that are kept for it.
         began_s: When it was asked for.
         saves_s: What reading it anew takes.
         jobs: Who waits for it.
     """
 
     n_bytes: int
+    promised_bytes: int
     began_s: float
     saves_s: float
     jobs: list[Job] = field(default_factory=list)
@@ -197,7 +199,7 @@ class OnDisk:
             return False
         if self._free_pages() * self._core.page_bytes < n_bytes:
             return False
-        self._fetches[mark] = _Fetch(n_bytes, self._now_s(), _saved_s(mark, base))
+        self._fetches[mark] = _Fetch(n_bytes, n_bytes, self._now_s(), _saved_s(mark, base))
         self._cache.promised_bytes += n_bytes
         snapshot = base.value.snapshot if base is not None else None
 
@@ -209,7 +211,7 @@ class OnDisk:
 
     def _fetched(self, mark: KeptMark, keys: Keys, snapshot: Snapshot | None, has: bool) -> None:
         fetch = self._fetches.pop(mark)
-        self._cache.promised_bytes -= fetch.n_bytes
+        self._break_promise(fetch)
         if snapshot is None:  # else one that fails again and again would be waited for again and again
             for job in fetch.jobs:
                 job.patient = False
@@ -222,9 +224,16 @@ class OnDisk:
         elif not has:
             self._forgotten(keys, again=False)
 
+    def _break_promise(self, fetch: _Fetch) -> None:
+        """Keep room no longer; a mark that comes all the same makes its own."""
+        self._cache.promised_bytes -= fetch.promised_bytes
+        fetch.promised_bytes = 0
+
     def _lose_patience(self) -> bool:
         """Let jobs read that have waited longer than reading takes, or in vain; whether there are any."""
         hangs, now_s = not self.going_on, self._now_s()
+        for fetch in self._fetches.values() if hangs else ():
+            self._break_promise(fetch)
         late = [
             fetch
             for fetch in self._fetches.values()

@@ -134,6 +134,7 @@ class Spill:
         # Sizes of files that could not be looked at, those to go first in front.
         self._others: dict[str, int] = {}
         self._n_bytes = 0  # of all of them
+        self._used = set[str]()  # marks whose files are to be told so: one that hangs has others wait
         self._looked = False  # through the directory as it is, to its end
         self._writer, self._reader = Helper("flashnext-spill"), Helper("flashnext-restore")
         self._closed = False
@@ -209,7 +210,10 @@ class Spill:
             if (mark := self._marks.get(name)) is None:
                 return
             mark.used, mark.pinned = self._now(), mark.pinned or pinned
-        self._reader.call(lambda: files.touch(self._folder / name, self._now()))
+            if name in self._used:
+                return
+            self._used.add(name)
+        self._reader.call(lambda: self._touch(name))
 
     def close(self, timeout_s: float = 2.0) -> None:
         """End what is being read and written, and give the directory back: later, if a disk hangs."""
@@ -442,6 +446,13 @@ class Spill:
                     self._n_bytes -= self._doomed.pop(name, 0)
 
     # --- in the reader's thread
+
+    def _touch(self, name: str) -> None:
+        with self._mutex:
+            self._used.discard(name)
+            mark = self._marks.get(name)
+        if mark is not None:
+            files.touch(self._folder / name, mark.used)
 
     def _load(
         self,
