@@ -294,7 +294,7 @@ class Play:
             made = Spill(
                 Path(folder), self.core, "a model", page=PAGE_TOKENS, limit_bytes=limit, floor_bytes=0
             )
-            made.begin(found.put, lambda rows, again: None)
+            made.begin(found.put, lambda rows, again: None, lambda: None)
             return made
 
         with tempfile.TemporaryDirectory() as folder:

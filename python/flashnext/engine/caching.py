@@ -74,7 +74,7 @@ class Caching:
 
         Args:
             spill: The directory.
-            told: Called by other threads when a call of `tend` would hear something.
+            told: Called by other threads when `tend` would hear something, or have something written.
         """
         self.disk = OnDisk(self.cache, self._core, spill, self._now_s, self.free_pages, told)
 

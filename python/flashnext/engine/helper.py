@@ -13,14 +13,15 @@ _log = logging.getLogger("flashnext.engine")
 class Helper:
     """A thread for what must not hold up the engine's. It is made when it is first needed."""
 
-    def __init__(self, name: str, most: int | None = None) -> None:
+    def __init__(self, name: str, most: int | None = None, dry: Callable[[], object] = lambda: None) -> None:
         """Begin with nothing to do.
 
         Args:
             name: Of the thread.
             most: Calls that may wait; beyond them the oldest is left out.
+            dry: Called by the thread whenever no call waits any more, and `n_waiting` is 0.
         """
-        self._name = name
+        self._name, self._dry = name, dry
         self._changed = threading.Condition()
         self._work: deque[Callable[[], object]] = deque(maxlen=most)
         self._thread: threading.Thread | None = None
@@ -59,12 +60,19 @@ class Helper:
         while True:
             with self._changed:
                 self._busy = False
+                dry = not self._work and not self._closed
+            if dry:  # whoever hears of it may call at once
+                self._make(self._dry)
+            with self._changed:
                 while not self._work and not self._closed:
                     self._changed.wait()
                 if self._closed:
                     return
                 work, self._busy = self._work.popleft(), True
-            try:
-                work()
-            except Exception:
-                _log.exception("%s failed", self._name)
+            self._make(work)
+
+    def _make(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except Exception:
+            _log.exception("%s failed", self._name)

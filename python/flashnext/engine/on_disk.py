@@ -73,7 +73,7 @@ class OnDisk:
             spill: The directory.
             clock_s: The clock by which marks age.
             free_pages: Counts the pages that may be taken.
-            told: Called by other threads when a call of `tend` would hear something.
+            told: Called by other threads when `tend` would hear something, or have something written.
         """
         self._cache, self._core, self._spill = cache, core, spill
         self._now_s, self._free_pages, self._told = clock_s, free_pages, told
@@ -88,6 +88,7 @@ class OnDisk:
         spill.begin(
             found=lambda stored: self._tell(lambda: self._found(stored)),
             forgotten=lambda rows, again: self._tell(lambda: self._forgotten(rows, again)),
+            free=self._call,
         )
 
     @property
@@ -279,6 +280,10 @@ class OnDisk:
 
     def _tell(self, what: Callable[[], None]) -> None:
         self._arrived.append(what)
+        self._call()
+
+    def _call(self) -> None:
+        """Have the engine's thread look: it may sleep, or wait."""
         self._wake.set()
         self._told()
 

@@ -136,7 +136,8 @@ class Spill:
         self._n_bytes = 0  # of all of them
         self._used = set[str]()  # marks whose files are to be told so: one that hangs has others wait
         self._looked = False  # through the directory as it is, to its end
-        self._writer, self._reader = Helper("flashnext-spill"), Helper("flashnext-restore")
+        self._writer = Helper("flashnext-spill", dry=lambda: self._free())
+        self._reader = Helper("flashnext-restore")
         self._closed = False
         self._writes, self._reads = Cool(), Cool()
         self._n_spilled = self._n_restored = self._n_failures = 0
@@ -165,15 +166,22 @@ class Spill:
         """Whether marks can be read, as far as is known."""
         return not self._closed and self._clock_s() >= self._reads.until_s
 
-    def begin(self, found: Callable[[Stored], None], forgotten: Callable[[Keys, bool], None]) -> None:
+    def begin(
+        self,
+        found: Callable[[Stored], None],
+        forgotten: Callable[[Keys, bool], None],
+        free: Callable[[], object],
+    ) -> None:
         """Look through the directory, in the background.
 
         Args:
             found: Told each mark that there is.
             forgotten: Told the rows of each mark that is not there any more, and whether it may be handed in
                 again at once: its folder is gone, and nobody made it give way.
+            free: Called when nothing is being written or removed any more, so that a mark may be handed in;
+                not when a pause ends.
         """
-        self._found, self._forgotten = found, forgotten
+        self._found, self._forgotten, self._free = found, forgotten, free
         self._writer.call(self._scan)
 
     def store(self, mark: Stored, snapshot: Snapshot, done: Callable[[bool, bool], None]) -> None:
