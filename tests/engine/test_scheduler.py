@@ -42,6 +42,44 @@ def submit(thread: EngineThread, *args: Any, **more: Any) -> Client:
     return client
 
 
+# --- between replies
+
+
+def test_a_nudge_is_a_step_and_no_history_that_waits(start: Start) -> None:
+    core, thread = start()
+    begun, goes = threading.Event(), threading.Event()
+
+    def before(what: str, detail: object) -> None:
+        if what == "prompt":
+            begun.set()
+            goes.wait(20)
+
+    core.before = before
+    client = submit(thread, [1, 2, 3])
+    assert begun.wait(20)
+    thread.nudge()
+    thread.nudge()
+    assert thread.counts.cache.warming == 0
+    thread.call(lambda scheduler: None)
+    assert thread.counts.cache.warming == 1
+    goes.set()
+    assert client.text() == "Hello world"
+    stepped, step = threading.Event(), thread._scheduler.step
+
+    def watched() -> None:
+        step()
+        stepped.set()
+
+    thread._scheduler.step = watched  # type: ignore[method-assign]
+    deadline = time.monotonic() + 20
+    while not thread._idle():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    stepped.clear()
+    thread.nudge()
+    assert stepped.wait(20), "it sleeps on"
+
+
 # --- how replies end
 
 

@@ -235,7 +235,7 @@ class Engine:
             self.template, self.context, lambda warm: thread.call(lambda scheduler: scheduler.add_warm(warm))
         )
         if spill is not None:
-            thread.call(lambda scheduler: caching.attach(spill, lambda: thread.call(_nothing)))
+            thread.call(lambda scheduler: caching.attach(spill, thread.nudge))
         # Also at exit: the thread must not be inside the core while the interpreter is taken down.
         self._finalizer = weakref.finalize(
             self, _close, self._thread, self._histories, self._process, _EXIT_TIMEOUT_S
@@ -419,7 +419,7 @@ class Engine:
     def _job(self, prompt: ReadPrompt, sampling: Sampling, deliver: Deliver) -> tuple[Job, int]:
         """Turn a request into a job, and check all of it; the seed is drawn here."""
         if self._guard.full:
-            self._thread.call(_nothing)  # it lets the cache give way
+            self._thread.nudge()  # it lets the cache give way
             raise MemoryShort(
                 f"the process takes {size(self._guard.used_bytes)} of the {size(self.plan.limit_bytes)} that "
                 "it may; try again later, or start with a higher --load-limit or a smaller --prefix-cache"
@@ -538,10 +538,6 @@ def _plan(
     weights = weight_sizes(config, checkpoint.tensors, limits.tensor_alignment)
     machine = Machine(ram_bytes(), limits.working_set_bytes, limits.workers)
     return make_plan(config, weights, settings, machine), checkpoint, opened
-
-
-def _nothing(scheduler: Scheduler) -> None:
-    """Let the thread take a step, in which it hears what there is."""
 
 
 def _guard(plan: MemoryPlan, core: LoadedCore, n_running: Callable[[], int], program_bytes: int) -> Guard:

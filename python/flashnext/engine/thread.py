@@ -25,6 +25,7 @@ class EngineThread:
         self._changed = threading.Condition()
         self._inbox: list[Job] = []
         self._calls: list[Callable[[Scheduler], object]] = []
+        self._nudged = False  # whether a step is to be taken though there may be nothing to do
         self._open: set[Job] = set()  # jobs that may still be waiting for something
         self._closing = False
         self._failure: EngineFailed | None = None
@@ -73,9 +74,19 @@ class EngineThread:
             self._scheduler.wake()
 
     def call(self, work: Callable[[Scheduler], object]) -> None:
-        """Have the thread do something with its scheduler between two steps, soon; not once it closes."""
+        """Have the thread do something with its scheduler between two steps, soon; not once it closes.
+
+        Until then it counts as a history that waits.
+        """
         with self._changed:
             self._calls.append(work)
+            self._changed.notify()
+        self._scheduler.wake()
+
+    def nudge(self) -> None:
+        """Have the thread take a step soon, in which it hears what there is."""
+        with self._changed:
+            self._nudged = True
             self._changed.notify()
         self._scheduler.wake()
 
@@ -126,7 +137,8 @@ class EngineThread:
             spare = self._scheduler.spare_time()
 
     def _idle(self) -> bool:
-        return not (self._inbox or self._calls or self._closing) and self._scheduler.idle
+        called = self._inbox or self._calls or self._nudged or self._closing
+        return not called and self._scheduler.idle
 
     def _take_inbox(self) -> None:
         if self._inbox:
@@ -134,7 +146,7 @@ class EngineThread:
             for job in self._inbox:
                 self._scheduler.add(job)
             self._inbox.clear()
-        calls, self._calls = self._calls, []
+        calls, self._calls, self._nudged = self._calls, [], False
         for call in calls:
             call(self._scheduler)
 
