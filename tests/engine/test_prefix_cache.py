@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from flashnext.engine import radix
 from flashnext.engine.marks import Kind, Place, places
 from flashnext.engine.prefix_cache import CacheOptions, KeptMark, PrefixCache
 from flashnext.engine.radix import Keys, RadixTree, row_keys, shared_rows
@@ -349,6 +350,24 @@ def test_a_prompt_gets_a_mark_where_it_leaves_one_that_was_read() -> None:
     assert kept.wanted(other, places) == places  # however close they lie
 
 
+def test_chats_under_one_system_prompt_are_not_compared_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = cache(least_parted=2 * PAGE)
+    for first in range(100, 300):
+        add(kept, [*range(40), first, *range(9)])
+    n_compared = 0
+
+    def counted(a: Keys, b: Keys) -> int:
+        nonlocal n_compared
+        n_compared += 1
+        return shared_rows(a, b)
+
+    monkeypatch.setattr(radix, "shared_rows", counted)
+    prompt = keys([*range(40), 77, 78, 79, 80])
+    assert kept.parting(prompt, 40) is None
+    assert n_compared <= 2
+    assert kept.parting(prompt, 0) == Place(40, Kind.PARTED)
+
+
 # --- where places lie
 
 
@@ -510,4 +529,8 @@ def test_the_tree_knows_what_lies_on_which_path(operations: list[tuple[bool, int
             assert [m.n for m in tree.path(keys(name))] == sorted([*map(len, above), len(name)])
             assert mark in mark.parent.children
         alike = max((shared_rows(keys(rows), keys(name)) for name in naive), default=0)
-        assert tree.shared(keys(rows)) == (alike if alike >= PAGE else 0)
+        shared = alike if alike >= PAGE else 0
+        assert tree.shared(keys(rows)) == shared
+        least = rng.randrange(25)
+        short = tree.shared(keys(rows), least)
+        assert short == shared or short <= shared < least

@@ -169,8 +169,9 @@ class PrefixCache:
             keys: (n,) of the whole prompt.
             n_read: Rows that need not be read.
         """
-        n = min(self._tree.shared(keys), len(keys) - 1)
-        return Place(n, Kind.PARTED) if n - n_read >= self.options.least_parted else None
+        least = n_read + self.options.least_parted
+        n = min(self._tree.shared(keys, least), len(keys) - 1)
+        return Place(n, Kind.PARTED) if n >= least else None
 
     def find_stored(self, keys: Keys, able: Callable[[KeptMark], bool]) -> KeptMark | None:
         """Find the deepest mark of a prompt that the spill directory alone has, below all in memory.

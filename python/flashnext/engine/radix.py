@@ -117,8 +117,14 @@ class RadixTree(Generic[V]):
             pass
         return deepest if deepest is not None and deepest.n == len(keys) else None
 
-    def shared(self, keys: Keys) -> int:
-        """Count the rows that a sequence begins with like any that was inserted; 0 for less than a page."""
+    def shared(self, keys: Keys, least: int = 0) -> int:
+        """Count the rows that a sequence begins with like any that was inserted; 0 for less than a page.
+
+        Args:
+            keys: (n,).
+            least: Fewer are of no use, and may be counted short: many begin alike and part at one place, and
+                none of them is looked at where that cannot make so many.
+        """
         node = self._top
         while (child := node.children.get(self._first(keys, node.end))) is not None:
             n = shared_rows(keys[node.end : child.end], child.keys)
@@ -127,6 +133,8 @@ class RadixTree(Generic[V]):
             node = child
         if node is self._top:
             return 0
+        if node.end + self._page <= least:  # what differs behind it does so within a page
+            return node.end
         behind = keys[node.end : node.end + self._page]
         others = [child.keys for child in node.children.values()]
         others += [np.frombuffer(tail, np.int64) for tail in node.marks]
