@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -19,8 +20,9 @@ STORE_AHEAD = 4
 """Marks that would go first are written before they do: those of one part of so many of the limit, or as many
 as two of the largest would take the place of: a prompt comes with several marks."""
 
-HEARD = 64
-"""Of what the directory has told, so much is heard between two steps."""
+HEAR_S = 0.002
+"""So long is heard between two steps what the directory has told, and one thing at least: a long mark takes
+many times as long as a short one."""
 
 HANG_S = 30.0
 """What has moved no file for so long is not waited for."""
@@ -114,7 +116,7 @@ class OnDisk:
 
     def tend(self) -> bool:
         """Hear what has been told, and hand in what is to be written; whether there was anything to hear."""
-        heard = self._hear(HEARD)
+        heard = self._hear(HEAR_S)
         if heard or not self.busy or self._moved != self._spill.n_moved:
             self._moved, self._moved_s = self._spill.n_moved, self._now_s()
         heard |= self._lose_patience()
@@ -271,10 +273,12 @@ class OnDisk:
 
     # --- what the directory's threads tell
 
-    def _hear(self, most: int | None = None) -> bool:
+    def _hear(self, most_s: float = math.inf) -> bool:
         """Do what has been told, or the first of it; whether there was any."""
-        n = len(self._arrived) if most is None else min(most, len(self._arrived))
-        for _ in range(n):
+        n, end_s = len(self._arrived), self._now_s() + most_s
+        for i in range(n):
+            if i and self._now_s() >= end_s:
+                break
             self._arrived.popleft()()
         return n > 0
 
