@@ -327,7 +327,7 @@ def test_an_engine_may_idle_for_as_long_as_it_likes(idle_s: float) -> None:
     for n in (5, 35, 65, 95):
         kept.insert(keys(range(n)), Kind.END, sequence.snapshot(n), n, 0)
     kept.thin(idle_s)
-    assert kept.to_store(1 << 40, idle_s) is not None
+    assert kept.to_store(1 << 40, idle_s, 0) is not None
     kept.use(next(iter(kept.marks)), keys([1, 2]), idle_s)
     assert kept.make_room(BLOCK_BYTES, idle_s)
 
@@ -366,6 +366,24 @@ def test_chats_under_one_system_prompt_are_not_compared_one_by_one(monkeypatch: 
     assert kept.parting(prompt, 40) is None
     assert n_compared <= 2
     assert kept.parting(prompt, 0) == Place(40, Kind.PARTED)
+
+
+def test_a_long_parting_is_written_when_it_would_go_and_not_at_once() -> None:
+    kept = cache()
+    long, short, system = (
+        add(kept, range(first, first + n), kind)
+        for first, n, kind in ((0, 40, Kind.PARTED), (100, 8, Kind.PARTED), (200, 80, Kind.SYSTEM))
+    )
+    assert long is not None and short is not None and system is not None
+    most = kept.bytes_of(8)
+    assert kept.to_store(0, 0.0, kept.bytes_of(40)) is system
+    system.value.stored = True
+    assert kept.to_store(0, 0.0, most - 1) is None
+    assert kept.to_store(0, 0.0, most) is short
+    short.value.stored = True
+    assert kept.to_store(0, 0.0, most) is None
+    assert kept.to_store(0, 0.0, kept.bytes_of(40)) is long
+    assert kept.to_store(kept.limit_bytes, 0.0, most) is long
 
 
 # --- where places lie

@@ -20,6 +20,9 @@ STORE_AHEAD = 4
 """Marks that would go first are written before they do: those of one part of so many of the limit, or as many
 as two of the largest would take the place of: a prompt comes with several marks."""
 
+PARTED_SHARE = 8
+"""Marks where prompts part are written at once where they take up to one part of so many of the directory."""
+
 HEAR_S = 0.002
 """So long is heard between two steps what the directory has told, and one thing at least: a long mark takes
 many times as long as a short one."""
@@ -122,7 +125,8 @@ class OnDisk:
         heard |= self._lose_patience()
         if self.may_store:
             ahead = max(self.ahead_bytes, 2 * self._cache.largest_bytes)
-            self._store(self._cache.to_store(ahead, self._now_s()))
+            most_parted = self._spill.limit_bytes // PARTED_SHARE
+            self._store(self._cache.to_store(ahead, self._now_s(), most_parted))
         if self._arrived:
             self._told()  # there is more
         return heard

@@ -362,7 +362,7 @@ class PrefixCache:
         for mark in list(self._memory):
             self._release(mark)
 
-    def to_store(self, n_bytes: int, now_s: float) -> KeptMark | None:
+    def to_store(self, n_bytes: int, now_s: float, most_parted: int) -> KeptMark | None:
         """Choose what is to be written to the spill directory next.
 
         Pinned marks, then those that others may begin with, which take little while deeper ones have their
@@ -371,12 +371,19 @@ class PrefixCache:
         Args:
             n_bytes: So much free memory is looked ahead for.
             now_s: The time.
+            most_parted: Of a mark where prompts part, so that it does not wait until it would go: who edits
+                a long document leaves one each time, and they would have all others removed there.
         """
         missing = self._missing()
         pinned = (mark for mark in self._memory if mark.value.pinned and not mark.value.pin_stored)
         if (mark := next((m for m in pinned if m.value.storable), None)) is not None:
             return mark
-        shared = [mark for mark in missing if mark.value.kind in (Kind.SYSTEM, Kind.PARTED)]
+        shared = [
+            mark
+            for mark in missing
+            if mark.value.kind == Kind.SYSTEM
+            or (mark.value.kind == Kind.PARTED and self.bytes_of(mark.n) <= most_parted)
+        ]
         if shared:
             return max(shared, key=lambda mark: (mark.value.kind, -mark.n))
         ahead = self.size_bytes + n_bytes - self.limit_bytes

@@ -83,6 +83,7 @@ class Spill:
     Only the writer's thread writes and removes files, and none is touched while a lock is held.
 
     Attributes:
+        limit_bytes: Most that all files take.
         pace: How fast marks come back.
         n_moved: Files that were read and written; whoever waits sees by it that something goes on.
     """
@@ -123,7 +124,7 @@ class Spill:
             )
         folder = files.absolute(folder)
         self._folder, self._core, self._identity, self._page = folder, core, identity, page
-        self._limit_bytes, self._floor_bytes = limit_bytes, floor_bytes
+        self.limit_bytes, self._floor_bytes = limit_bytes, floor_bytes
         self._now, self._clock_s = now, clock_s
         self._lock_file = files.Lock(folder)
         self._mutex = threading.Lock()
@@ -298,7 +299,7 @@ class Spill:
             written = True
             self._writes.succeed()
         except files.NoRoom as error:
-            ever = self._size_of(mark, names, whole=True) <= self._limit_bytes
+            ever = self._size_of(mark, names, whole=True) <= self.limit_bytes
             if ever:
                 self._fail(error, self._writes)
         except (OSError, files.SpillError) as error:
@@ -345,10 +346,10 @@ class Spill:
 
     def _write(self, mark: Stored, snapshot: Snapshot, names: Sequence[str]) -> None:
         name = files.mark_name(self._identity, mark.rows)
-        if self._size_of(mark, names, whole=True) > self._limit_bytes:  # before others are removed for it
+        if self._size_of(mark, names, whole=True) > self.limit_bytes:  # before others are removed for it
             raise files.NoRoom(f"{self._folder}: a mark of {len(mark.rows)} rows does not fit --spill-limit")
         n_bytes = self._size_of(mark, names, whole=False)
-        over = max(0, self._n_bytes + n_bytes - self._limit_bytes)  # that comes free before it is written
+        over = max(0, self._n_bytes + n_bytes - self.limit_bytes)  # that comes free before it is written
         files.require_space(self._folder, n_bytes - over, self._floor_bytes)
         self._make_room(n_bytes, name)
         for index, page in enumerate(names):
@@ -397,10 +398,10 @@ class Spill:
         """
         self._sweep()
         with self._mutex:
-            last = self._go_last() if self._n_bytes + n_bytes > self._limit_bytes else set()
+            last = self._go_last() if self._n_bytes + n_bytes > self.limit_bytes else set()
         while True:
             with self._mutex:
-                if self._n_bytes + n_bytes <= self._limit_bytes:
+                if self._n_bytes + n_bytes <= self.limit_bytes:
                     return
                 unknown = next(iter(self._others), None)
                 if unknown is not None:
@@ -433,7 +434,7 @@ class Spill:
         for name, mark in sorted(pinned, key=lambda one: -one[1].used):
             more = set(mark.pages) - pages
             size += mark.size_bytes + sum(self._pages.get(page, 0) for page in more)
-            if size > self._limit_bytes * PINNED_SHARE:
+            if size > self.limit_bytes * PINNED_SHARE:
                 break
             held.add(name)
             pages |= more
