@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from flashnext.engine.guard import Guard
+from flashnext.engine.guard import Guard, own_footprint
 
 
 def test_the_larger_figure_counts() -> None:
@@ -15,6 +15,22 @@ def test_the_larger_figure_counts() -> None:
     assert used(200, 300) == 300
     assert used(200, 300, idle=60) == 240
     assert used(200, None) == 200
+
+
+def test_what_a_program_has_given_back_is_not_taken_off_for_ever() -> None:
+    has: list[int | None] = [None]
+    footprint = own_footprint(1000, 100, 7, lambda: has[0])
+
+    def after(n_bytes: int | None) -> int | None:
+        has[0] = n_bytes
+        return footprint()
+
+    assert after(None) is None
+    assert after(1300) == 1300 - 900 + 7
+    assert after(400) == 400 - 300 + 7  # it has 400 of the 1,000 at most
+    assert after(1300) == 1300 - 300 + 7
+    assert after(50) == 50 + 7
+    assert after(1300) == 1300 + 7
 
 
 def test_garbage_that_was_not_collected_yet_is_held_against_nobody() -> None:

@@ -30,7 +30,7 @@ from flashnext.engine.core import CoreOptions, Tokens
 from flashnext.engine.defaults import DRAFTS, GAP_MS, MAX_WINDOW, ROUND_ROWS, SAVE_S
 from flashnext.engine.errors import ContextExceeded, EngineClosed, MemoryShort
 from flashnext.engine.events import Counts
-from flashnext.engine.guard import Guard, private_bytes
+from flashnext.engine.guard import Guard, own_footprint, private_bytes
 from flashnext.engine.histories import Histories
 from flashnext.engine.inbox import Inbox, Item, Mailbox
 from flashnext.engine.job import Deliver, Job
@@ -542,7 +542,6 @@ def _plan(
 
 def _guard(plan: MemoryPlan, core: LoadedCore, n_running: Callable[[], int], program_bytes: int) -> Guard:
     """Watch the memory of a process that had so many bytes before the engine was made."""
-    others = max(0, program_bytes - plan.margin_bytes)  # interpreter and libraries are planned for
     mapped = plan.weights.total_bytes - plan.weights.copied_bytes
     fixed = plan.weights.total_bytes + plan.scratch_bytes + plan.margin_bytes
 
@@ -550,10 +549,7 @@ def _guard(plan: MemoryPlan, core: LoadedCore, n_running: Callable[[], int], pro
         pages = (core.n_pages - core.free_pages()) * core.page_bytes
         return fixed + n_running() * plan.session_bytes + pages + core.snapshot_bytes()
 
-    def footprint() -> int | None:
-        private = private_bytes()
-        return None if private is None else private - others + mapped
-
+    footprint = own_footprint(program_bytes, plan.margin_bytes, mapped)
     return Guard(
         plan.limit_bytes, plan.total_bytes, accounted, footprint, core.idle_page_bytes, time.monotonic
     )

@@ -38,6 +38,38 @@ def private_bytes(statm: Path = _STATM) -> int | None:
     return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
+def own_footprint(
+    program_bytes: int,
+    margin_bytes: int,
+    mapped_bytes: int,
+    private: Callable[[], int | None] = private_bytes,
+) -> Callable[[], int | None]:
+    """Measure what a process has beyond what its program had before the engine was made.
+
+    What the program has given back since does not count as its own any more: of that it has no more than the
+    process has had in all at any time. What was in swap meanwhile is taken for given back.
+
+    Args:
+        program_bytes: What the process had then.
+        margin_bytes: Of that, for interpreter and libraries, which are planned for.
+        mapped_bytes: Of files, which count whether they are in memory or not.
+        private: Measures the process.
+
+    Returns:
+        A call that measures; None where the system cannot say.
+    """
+    least = program_bytes
+
+    def footprint() -> int | None:
+        nonlocal least
+        if (now := private()) is None:
+            return None
+        least = min(least, now)
+        return now - max(0, least - margin_bytes) + mapped_bytes
+
+    return footprint
+
+
 class Guard:
     """Compares the larger of two figures with the limit: what is accounted for, and what the process has.
 
