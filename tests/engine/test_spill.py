@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import queue
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,6 @@ from flashnext.commands import main
 from flashnext.engine import on_disk
 from flashnext.engine import spill_files as files
 from flashnext.engine.errors import EngineClosed
-from flashnext.engine.helper import Helper
 from flashnext.engine.marks import Kind
 from flashnext.engine.pace import COOL_S
 from flashnext.engine.radix import Keys, row_keys
@@ -167,7 +165,7 @@ def test_the_directory_keeps_its_limit_and_drops_what_was_not_used_for_longest(t
     server.close()
 
 
-@pytest.mark.parametrize("limit", [10**9, 4000], ids=["", "where others make way"])
+@pytest.mark.parametrize("limit", [10**9, 4000], ids=["room for all", "others make way"])
 def test_an_engine_that_sleeps_is_woken_when_the_next_mark_may_be_written(tmp_path: Path, limit: int) -> None:
     server = Server(tmp_path, disk=limit)
     woken = threading.Event()
@@ -185,27 +183,6 @@ def test_an_engine_that_sleeps_is_woken_when_the_next_mark_may_be_written(tmp_pa
         server.caching.tend()
     server.settle()
     server.close()
-
-
-def test_a_helper_tells_when_it_has_nothing_to_do() -> None:
-    told: queue.Queue[int] = queue.Queue()
-    helper = Helper("test", dry=lambda: told.put(helper.n_waiting))
-    begun, goes = threading.Event(), threading.Event()
-
-    def slow() -> None:
-        begun.set()
-        goes.wait(10)
-
-    helper.call(slow)
-    assert begun.wait(10)
-    helper.call(lambda: 1 // 0)
-    helper.call(lambda: None)
-    assert told.empty()
-    goes.set()
-    assert told.get(timeout=10) == 0
-    helper.call(lambda: None)
-    assert told.get(timeout=10) == 0
-    assert helper.close(10) and told.empty()
 
 
 # --- what is wrong with files

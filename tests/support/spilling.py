@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+from flashnext.engine import spill_files as files
 from flashnext.engine.caching import Caching
 from flashnext.engine.marks import Kind, Place
 from flashnext.engine.pace import Pace
@@ -166,3 +168,16 @@ def spilled(folder: Path, **more: Any) -> Server:
     server.caching.cache.give_way(0.0, [mark for mark in server.caching.cache.marks if mark.n == 50])
     server.evict_all()
     return server
+
+
+def hang(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[threading.Event, threading.Event]:
+    """Let calls of a function of files hang; returns what is set when one has begun, and what ends them."""
+    begun, ends, call = threading.Event(), threading.Event(), getattr(files, name)
+
+    def slow(path: Path) -> Any:
+        begun.set()
+        ends.wait(30)
+        return call(path)
+
+    monkeypatch.setattr(files, name, slow)
+    return begun, ends
