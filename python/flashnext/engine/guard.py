@@ -122,7 +122,11 @@ class Guard:
 
     @property
     def full(self) -> bool:
-        """Whether requests are refused. Garbage that nobody has collected yet is held against none."""
+        """Whether requests are refused. Garbage that nobody has collected yet is held against none.
+
+        It is collected by whoever asks, though that may be an event loop: a collection has the interpreter
+        to itself in any thread, and whoever came meanwhile would only be refused.
+        """
         if self.used_bytes > self.refuse_bytes and self._clock_s() - self._collected_s >= COLLECT_S:
             gc.collect()
             self._looked_s, self._collected_s = float("-inf"), self._clock_s()
