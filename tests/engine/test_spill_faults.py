@@ -535,6 +535,34 @@ def test_a_disk_that_became_read_only_gives_what_it_has(
     server.close()
 
 
+def test_a_file_that_cannot_be_removed_stays_and_others_go_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, disk=8000)
+
+    def store(first: int) -> Path:
+        server.now_s += 1
+        server.ask(prompt(60, first), [end(50)], max_tokens=1, stops=())
+        server.spill_all()
+        return tmp_path / files.mark_name(IDENTITY, row_keys(np.array(prompt(50, first), np.int32)))
+
+    stuck, remove = store(50), files.remove
+
+    def failing(path: Path) -> OSError | None:
+        return OSError(1, os.strerror(1), str(path)) if path == stuck else remove(path)
+
+    monkeypatch.setattr(files, "remove", failing)
+    following = store(51)
+    for first in range(52, 62):
+        assert store(first).exists(), "nothing is written any more"
+    assert not following.exists(), "the directory never was full"
+    assert server.counts.spill_failures == 0 and stuck.exists()
+    assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path)) <= 8000
+    server.caching.cache.clear()
+    assert server.ask([*prompt(50, 50), 900], max_tokens=1, stops=()) == 50
+    server.close()
+
+
 def test_what_was_promised_to_a_mark_that_does_not_come_is_given_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

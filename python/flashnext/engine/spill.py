@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -392,13 +392,18 @@ class Spill:
     def _make_room(self, n_bytes: int, name: str) -> None:
         """Remove what could not be looked at, then what was not used for longest, and pinned marks last.
 
+        A mark that cannot be removed stays and is read as before; the next one goes in its place.
+
         Raises:
             NoRoom: There is not so much.
-            OSError: None can be made, as on a disk that became read-only.
+            OSError: No more can be removed, as on a disk that became read-only.
         """
         self._sweep()
         with self._mutex:
-            last = self._go_last() if self._n_bytes + n_bytes > self.limit_bytes else set()
+            if self._n_bytes + n_bytes <= self.limit_bytes:
+                return
+            marks = self._in_order(name)
+        failed: OSError | None = None
         while True:
             with self._mutex:
                 if self._n_bytes + n_bytes <= self.limit_bytes:
@@ -406,26 +411,30 @@ class Spill:
                 unknown = next(iter(self._others), None)
                 if unknown is not None:
                     self._doomed[unknown] = self._others.pop(unknown)
-                able = [other for other in self._marks if other != name]
-                least = min(able, key=lambda n: (n in last, self._marks[n].used), default=None)
             if unknown is None:
-                if least is None:
-                    raise files.NoRoom(f"{self._folder}: {n_bytes} bytes do not fit --spill-limit")
-                self._give_up(least)
+                if not marks:
+                    raise failed or files.NoRoom(f"{self._folder}: {n_bytes} bytes do not fit --spill-limit")
+                error = self._give_up(marks.popleft())
+                failed = failed or error
             self._sweep()
 
-    def _give_up(self, name: str) -> None:
-        """Remove a mark's file, and then forget it: where nothing can be removed, it can still be read.
+    def _give_up(self, name: str) -> OSError | None:
+        """Remove a mark's file, and then forget the mark; returns why that cannot be: it can still be read.
 
         Raises:
-            OSError: It cannot be removed.
+            OSError: The directory is not the one that was taken.
         """
         if not self._lock_file.held:
             raise OSError(errno.ESTALE, "the directory is not there", str(self._folder))
-        path = self._folder / name
-        if (error := files.remove(path)) is not None and not path.is_dir():
-            raise error
-        self._forget(name)
+        if (error := files.remove(self._folder / name)) is None:
+            self._forget(name)
+        return error
+
+    def _in_order(self, name: str) -> deque[str]:
+        """Name all marks but one, those that make room first in front; with the mutex held."""
+        last = self._go_last()
+        others = (other for other in self._marks if other != name)
+        return deque(sorted(others, key=lambda other: (other in last, self._marks[other].used)))
 
     def _go_last(self) -> set[str]:
         """Name the pinned marks that were used last and fit the part of the limit that is theirs."""
