@@ -21,7 +21,7 @@ CELLS = (
     Cell("random", "staggered", "both", "handed over", "undisturbed", "penalties"),
     Cell("random", "2", "head", "shared", "neighbours cancelled", "greedy"),
     Cell("random", "8", "both", "shared", "preempted", "hot"),
-    Cell("random", "16", "off", "handed over", "undisturbed", "seeded"),
+    Cell("random", "alone", "both", "lone", "preempted", "seeded"),
     Cell("random", "alone", "both", "lone", "undisturbed", "penalties", "from a mark"),
     Cell("random", "2", "off", "shared", "preempted", "penalties", "from bytes"),
     Cell("random", "2", "head", "handed over", "undisturbed", "penalties", "from a page of a running one"),
@@ -48,14 +48,15 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(checkpoint: Path) -> Reference:
-    return desk(checkpoint, "random, unchecked", sequences=17).reference
+    return desk(checkpoint, "random, unchecked", sequences=9).reference
 
 
 def test_the_cells_have_every_value_of_every_axis() -> None:
     assert all(cell.makes_sense for cell in CELLS)
     for axis, values in AXES.items():
-        if axis != "model":  # one takes less time than the others, and its prompts are of one class
-            assert {getattr(cell, axis) for cell in CELLS} == set(values), axis
+        # The other models and 16 sequences, which take minutes, are those of the full run.
+        left_out = {"model": {v for v in values if v != "random"}, "together": {"16"}}.get(axis, set())
+        assert {getattr(cell, axis) for cell in CELLS} == set(values) - left_out, axis
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=str)
