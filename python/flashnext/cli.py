@@ -78,6 +78,7 @@ def serve(argv: Sequence[str] | None = None) -> int:
         pass
     except OSError as error:  # of its own output: whatever else goes wrong has its own sentence
         print(f"flashnext-serve: {error}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # not to be flushed again at exit
         return 1
     return 0
 

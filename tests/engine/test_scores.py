@@ -12,13 +12,13 @@ from flashnext import _core
 from flashnext.engine.engine import BUNDLED, Engine
 from flashnext.engine.events import Reply, TokenLogprob
 from flashnext.engine.load import load_model
-from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.sampling import Sampling
 from flashnext.engine.scheduler import Scheduler
 from flashnext.errors import DeviceError
 from flashnext.text.messages import InvalidField
 from support.jobs import add
 from support.pages import pages_came_back
+from support.round_by_round import RoundByRound
 
 GOLDEN = Path(__file__).parents[1] / "tiny" / "golden.jsonl"
 CASES = [json.loads(line) for line in GOLDEN.read_text(encoding="utf-8").splitlines()]
@@ -100,7 +100,7 @@ def test_they_are_the_same_beside_others_that_read_the_same_prompt(engine: Engin
 @pytest.mark.parametrize("when", ["while it reads", "while it decodes"])
 def test_a_preempted_request_tells_each_score_once(when: str) -> None:
     model = load_model(BUNDLED, draft_head=False, context=2048)
-    core = LoadedCore(model, model.checkpoint.config.vocab_size)
+    core = RoundByRound(model, model.checkpoint.config.vocab_size)
 
     def told(preempts: bool) -> list[tuple[TokenLogprob, ...]]:
         scheduler = Scheduler(core, 2)
@@ -114,8 +114,7 @@ def test_a_preempted_request_tells_each_score_once(when: str) -> None:
             if preempts and job.session and is_moment:
                 preempts = False
                 scheduler._stop()
-                if not job.ended:  # by what landed
-                    scheduler._preempt(job)
+                scheduler._preempt(job)
         assert not preempts
         return [e.prompt_logprobs for e in client.events() if e.prompt_logprobs is not None]
 

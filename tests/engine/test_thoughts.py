@@ -11,7 +11,6 @@ import pytest
 from flashnext.engine.engine import BUNDLED, Engine
 from flashnext.engine.events import token_sha
 from flashnext.engine.load import Loaded, load_model
-from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.reply import Chat, closing_ids
 from flashnext.engine.sampling import Sampling
 from flashnext.engine.scheduler import Scheduler
@@ -21,6 +20,7 @@ from support.jobs import TOKENIZER, Client, add, run
 from support.pages import pages_came_back
 from support.plain import plain_reply
 from support.reference.sampler import Rules
+from support.round_by_round import RoundByRound
 
 SUM: list[dict[str, Any]] = [{"role": "user", "content": "What is 3 + 4?"}]
 GREEDY: dict[str, Any] = {"temperature": 0, "seed": 1}
@@ -257,7 +257,7 @@ def test_a_close_in_the_middle_ends_limited_replies_too() -> None:
 @pytest.mark.parametrize("order", ["as windows", "reversed"])
 def test_a_limited_reply_is_resumed_on_devices_of_either_arithmetic(order: str) -> None:
     model = load_model(BUNDLED, dtype="float32", draft_head=False, context=256, prompt_order=order)
-    core = LoadedCore(model, TOKENIZER.n_tokens)
+    core = RoundByRound(model, TOKENIZER.n_tokens)
     assert core.prompt_equals_window == (order == "as windows")
     prompt = TOKENIZER.encode("The wolf went to the river and")
 
@@ -272,8 +272,7 @@ def test_a_limited_reply_is_resumed_on_devices_of_either_arithmetic(order: str) 
             if preempted_at and job.session and not job.unread and len(job.token_ids) >= preempted_at:
                 preempted_at = None
                 scheduler._stop()
-                if not job.ended:  # by what landed
-                    scheduler._preempt(job)
+                scheduler._preempt(job)
         assert preempted_at is None
         return client.token_ids()
 

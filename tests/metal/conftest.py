@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from support.metal_file import MetalFile
+
+collect_ignore = [] if os.environ.get("FLASHNEXT_FULL") else ["test_full.py"]
 
 
 @pytest.fixture(scope="session")
