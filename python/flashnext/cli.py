@@ -78,9 +78,14 @@ def serve(argv: Sequence[str] | None = None) -> int:
         pass
     except OSError as error:  # of its own output: whatever else goes wrong has its own sentence
         print(f"flashnext-serve: {error}", file=sys.stderr)
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # not to be flushed again at exit
+        drop_output()
         return 1
     return 0
+
+
+def drop_output() -> None:
+    """Let go what cannot be written: the interpreter flushes stdout again and would end with 120."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 _interrupted = threading.Event()

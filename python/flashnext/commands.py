@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
 from flashnext.checkpoint.convert import convert as convert_checkpoint
 from flashnext.checkpoint.expected import describe
 from flashnext.checkpoint.summary import Summary
+from flashnext.cli import drop_output
 from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_WINDOW, NGRAM_TABLE, PARALLEL, ROUND_ROWS
 from flashnext.engine.wording import FLAGS
 from flashnext.errors import FlashnextError
@@ -340,14 +340,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args.run(args)
         sys.stdout.flush()
-    except (
-        BrokenPipeError
-    ):  # whoever reads our output has seen enough; the interpreter must not flush again at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        drop_output()
     except (FlashnextError, OSError) as error:
         print(f"flashnext: {error}", file=sys.stderr)
-        if not isinstance(error, FlashnextError):  # its own output: not to be flushed again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, FlashnextError):  # its own output
+            drop_output()
         return 1
     except KeyboardInterrupt:
         return 130
