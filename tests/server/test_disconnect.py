@@ -12,7 +12,6 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ import pytest
 import uvicorn
 from flashnext import _core
 from flashnext.server.run import Connection
-from support.serving import ServerThread
+from support.serving import ServerThread, until
 
 SUM: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
 PLAIN: dict[str, Any] = {"model": "tiny", "messages": SUM, "temperature": 0}
@@ -36,13 +35,6 @@ def begin(server: ServerThread, **more: Any) -> http.client.HTTPConnection:
         "POST", "/v1/chat/completions", json.dumps({**PLAIN, **more}), {"content-type": "application/json"}
     )
     return connection
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)
 
 
 def require_idle_and_well(server: ServerThread) -> None:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from flashnext import _core
 from flashnext.server import body, chat
 from flashnext.server.settings import Defaults
 from flashnext.text.jsontext import loads
-from support.serving import SERVE, ServerThread, free_port, server_process
+from support.serving import SERVE, ServerThread, free_port, server_process, until
 
 GOLDEN = [
     json.loads(line)
@@ -35,13 +35,6 @@ GOLDEN = [
 SUM: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
 PLAIN: dict[str, Any] = {"model": "tiny", "messages": SUM, "temperature": 0}
 KEYS = ("first-key", "schlüssel")
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)
 
 
 @pytest.fixture(scope="module")
@@ -83,12 +76,13 @@ def error_of(response: httpx.Response, status: int) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "path", ["/v1/models", "/v1/models/tiny", "/tokenizer_info", "/openapi.json", "/nowhere"]
 )
-def test_without_a_key_nothing_but_health_is_told(path: str, strict: ServerThread) -> None:
+def test_without_a_key_nothing_but_health_and_metrics_is_told(path: str, strict: ServerThread) -> None:
     response = httpx.get(f"http://127.0.0.1:{strict.port}{path}")
     assert error_of(response, 401)["code"] == "invalid_api_key"
     assert response.headers["www-authenticate"] == "Bearer"
     for opened in ("/health", "/livez"):
         assert httpx.get(f"http://127.0.0.1:{strict.port}{opened}").json() == {"status": "ok"}
+    assert httpx.get(f"http://127.0.0.1:{strict.port}/metrics").status_code == 200  # tells of no request
 
 
 def test_a_wrong_key_is_refused_and_the_client_says_so(strict: ServerThread) -> None:
@@ -459,6 +453,7 @@ def test_the_log_has_a_line_for_each_request_and_no_text_of_it(tmp_path: Path) -
     assert (line["status"], line["prompt_tokens"], line["reply_tokens"]) == (200, [18, 18], [10, 10])
     assert line["finish"] == ["length", "length"]
     assert line["timings"] == [c["flashnext"]["timings"] for c in choices]
+    assert line["cached_tokens"][0] == reply.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
     assert line["drafts"] == [c["flashnext"]["drafts"] for c in choices]
     assert lines[ids[1]]["prompt_tokens"] == [completion.json()["usage"]["prompt_tokens"] - 2, 2]
     line = lines[ids[2]]

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -205,6 +206,14 @@ class ServerThread:
         self._server.should_exit = True
         self._thread.join(30)
         self.engine.close()
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    """Wait for something; `what` says what is wrong where it does not come."""
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.005)
 
 
 def free_port() -> int:

@@ -52,6 +52,7 @@ class Caching:
         self._core = core
         self._now_s = clock_s
         self._n_hits = self._n_misses = self._n_hit_tokens = 0
+        self._saved_s = 0.0
 
     @property
     def counts(self) -> CacheCounts:
@@ -65,6 +66,7 @@ class Caching:
             hits=self._n_hits,
             misses=self._n_misses,
             hit_tokens=self._n_hit_tokens,
+            saved_s=self._saved_s,
             evicted=cache.n_evicted,
             **(vars(self.disk.counts) if self.disk is not None else {}),
         )
@@ -211,6 +213,7 @@ class Caching:
             job.n_cached = min(hit.n, len(job.prompt))
             self._n_hits += 1
             self._n_hit_tokens += hit.n
+            self._saved_s += hit.value.cost_s
         return session
 
     def missed(self, job: Job) -> None:

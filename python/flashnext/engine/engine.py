@@ -29,7 +29,7 @@ from flashnext.engine.caching import Caching
 from flashnext.engine.core import CoreOptions, Tokens
 from flashnext.engine.defaults import DRAFTS, GAP_MS, MAX_WINDOW, ROUND_ROWS, SAVE_S
 from flashnext.engine.errors import ContextExceeded, EngineClosed, MemoryShort
-from flashnext.engine.events import Counts
+from flashnext.engine.events import Counts, MemoryUse
 from flashnext.engine.guard import Guard, own_footprint, private_bytes
 from flashnext.engine.histories import Histories
 from flashnext.engine.inbox import Inbox, Item, Mailbox
@@ -273,11 +273,23 @@ class Engine:
         return self._thread.last_step_s
 
     @property
+    def step_s(self) -> float:
+        """For how long the thread has been in the step that it is in; 0 while there is nothing to do."""
+        counts = self._thread.counts
+        return time.monotonic() - self.last_step_s if counts.waiting + counts.running else 0.0
+
+    @property
     def counts(self) -> Counts:
         """What the engine is doing, and has done since it was made."""
         n_waiting = self._histories.n_waiting
         counts = self._thread.counts
         return replace(counts, cache=replace(counts.cache, warming=counts.cache.warming + n_waiting))
+
+    @property
+    def memory(self) -> MemoryUse:
+        """What the memory guard sees: what the process takes, and what follows from that."""
+        guard = self._guard
+        return MemoryUse(guard.used_bytes, self.plan.limit_bytes, guard.shrink_bytes, guard.refuse_bytes)
 
     def generate(
         self,

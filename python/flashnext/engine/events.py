@@ -45,10 +45,15 @@ class Usage:
 
 @dataclass(frozen=True)
 class Drafts:
-    """What drafts did for a reply: how many were verified, and how many of these kept."""
+    """What drafts did for a reply: how many were verified, and how many of these kept.
+
+    Attributes:
+        kept: Rounds that verified any, by how many they kept: from 0 to the most that one of them did.
+    """
 
     proposed: int = 0
     accepted: int = 0
+    kept: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,6 +89,7 @@ class CacheCounts:
         hits: Prompts that went on from a mark.
         misses: Those that found none.
         hit_tokens: Tokens that were not read for that.
+        saved_s: What reading them had taken, in seconds.
         evicted: Marks that gave way.
         warm_passes: Histories that were read in the background.
         warming: Those that are to be read, or to be rendered for it.
@@ -101,6 +107,7 @@ class CacheCounts:
     hits: int = 0
     misses: int = 0
     hit_tokens: int = 0
+    saved_s: float = 0.0
     evicted: int = 0
     warm_passes: int = 0
     warming: int = 0
@@ -109,6 +116,79 @@ class CacheCounts:
     spilled: int = 0
     restored: int = 0
     spill_failures: int = 0
+
+
+@dataclass(frozen=True)
+class SpreadCounts:
+    """How many values lie below each of some bounds.
+
+    Attributes:
+        bounds: Upper bounds, ascending.
+        counts: Values by bound, each counted once, and at last those above all bounds.
+        total: The sum of all values.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    total: float = 0.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an engine has done since it was made.
+
+    Attributes:
+        prompt_tokens: Of prompts that have been read to their end.
+        cached_tokens: Those of them that were not read for it (`Usage.cached_tokens`).
+        read_tokens: That passed through the model in prompt chunks, of histories and of replies that go on
+            after a preemption too.
+        reply_tokens: Of replies.
+        passes: Prompt chunks, each of one prompt or of several.
+        rounds: Of all sequences together.
+        proposed: Drafts that were verified.
+        kept: Windows with drafts, by how many of them were kept, from 0.
+        gaps: Between a token of a reply and the one before it, in seconds; tokens that come out of one round
+            have none.
+    """
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    read_tokens: int = 0
+    reply_tokens: int = 0
+    passes: int = 0
+    rounds: int = 0
+    proposed: int = 0
+    kept: tuple[int, ...] = ()
+    gaps: SpreadCounts = SpreadCounts((), (0,))
+
+    @property
+    def accepted(self) -> int:
+        """Drafts that were kept."""
+        return sum(n * times for n, times in enumerate(self.kept))
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """What the memory guard sees (docs/memory.md).
+
+    Attributes:
+        used_bytes: What the process takes, or is accounted for where that is more.
+        limit_bytes: Most that it may.
+        shrink_bytes: Beyond this the prefix cache gives way.
+        refuse_bytes: Beyond this requests are refused.
+    """
+
+    used_bytes: int
+    limit_bytes: int
+    shrink_bytes: int
+    refuse_bytes: int
+
+    @property
+    def state(self) -> str:
+        """What follows: "ok", "shrink" or "refuse"."""
+        if self.used_bytes > self.refuse_bytes:
+            return "refuse"
+        return "shrink" if self.used_bytes > self.shrink_bytes else "ok"
 
 
 @dataclass(frozen=True)
@@ -122,6 +202,7 @@ class Counts:
         preempted: How often a sequence gave its pages back to go on later.
         forked: How often a sequence went on from another's prompt.
         cache: The prefix cache.
+        work: What has been done.
     """
 
     waiting: int
@@ -130,6 +211,7 @@ class Counts:
     preempted: int
     forked: int
     cache: CacheCounts = field(default_factory=CacheCounts)
+    work: Work = field(default_factory=Work)
 
 
 @dataclass(frozen=True, slots=True)

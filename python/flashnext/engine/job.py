@@ -88,6 +88,8 @@ class Job:
         short: Whether its last round or chunk came short of pages.
         resumed: Whether it has run before, and reads again what it had read.
         protected: Whether it was preempted and has got nothing new since.
+        n_proposed: Its drafts that were verified.
+        kept: Its rounds with drafts, by how many of them they kept.
     """
 
     id: int
@@ -132,7 +134,7 @@ class Job:
     scored: list[TokenLogprob] = field(default_factory=list)
     n_cached: int = 0
     n_proposed: int = 0
-    n_accepted: int = 0
+    kept: list[int] = field(default_factory=list)
     feed: Tokens = field(init=False)
     keys: Keys = field(init=False)
     _ended: bool = field(default=False, init=False)
@@ -225,6 +227,12 @@ class Job:
         except Exception:  # the receiver is gone (an event loop that was closed); nobody reads the reply
             self.cancelled = True
 
+    def drafted(self, proposed: int, accepted: int) -> None:
+        """Take note of what became of the drafts of a round; it had one at least."""
+        self.n_proposed += proposed
+        self.kept += [0] * (accepted + 1 - len(self.kept))
+        self.kept[accepted] += 1
+
     def take(self, drawn: Drawn, now_s: float) -> Event | None:
         """Add a token that was drawn to the reply.
 
@@ -292,7 +300,7 @@ class Job:
             finish_reason=reason,
             usage=Usage(len(self.prompt), len(self.token_ids), self.text.n_reasoning, self.n_cached),
             token_sha=token_sha(self.token_ids),
-            drafts=Drafts(self.n_proposed, self.n_accepted),
+            drafts=Drafts(self.n_proposed, sum(n * i for i, n in enumerate(self.kept)), tuple(self.kept)),
             timings=self._timings(),
         )
 

@@ -23,6 +23,7 @@ from flashnext.engine.policy import Costs, Limits, Running, Step, Waiting, chunk
 from flashnext.engine.prefix_cache import KeptMark
 from flashnext.engine.prefixes import Prefix, find_prefix
 from flashnext.engine.radix import Keys, row_keys
+from flashnext.engine.tally import Tally
 from flashnext.engine.warm import WarmPass, WarmPasses
 from flashnext.errors import DeviceError, OutOfPages
 
@@ -82,6 +83,7 @@ class Scheduler:
         self._stale = True  # whether something has changed since the last decision
         self._free_pages = 0  # at the last decision
         self._n_arrived = self._n_changes = self._n_preempted = self._n_forked = 0
+        self._tally = Tally()
 
     @property
     def idle(self) -> bool:
@@ -108,6 +110,7 @@ class Scheduler:
                 warm_passes=self._warm.n_done,
                 warming=self._warm.n_pending + len(self._ending),
             ),
+            work=self._tally.work,
         )
 
     def add(self, job: Job) -> None:
@@ -295,6 +298,7 @@ class Scheduler:
         self._drop(job)
         with self._contained(job):
             for event in job.close_thoughts():
+                self._tally.reply_tokens += len(event.token_ids)
                 job.send(event)
         if not job.ended:
             insort(self._waiting, job, key=_rank)
@@ -401,6 +405,7 @@ class Scheduler:
             if session not in unread:
                 job.n_read += n
                 job.read_s += n * row_s
+                self._tally.read_tokens += n
                 job.short = False
         self._land(landed)
 
@@ -411,6 +416,8 @@ class Scheduler:
             [*(part.session for part in chunk), *round], lambda: self._core.step(chunk, round)
         )
         ms, n_rows = (self.now_s() - began) * 1e3, sum(len(part.tokens) for part in chunk)
+        self._tally.passes += bool(chunk)
+        self._tally.rounds += bool(round)
         if not n_rows:
             return landed, 0.0
         row_ms = max(ms / 10, ms - self._costs.round_ms * bool(round)) / n_rows
@@ -425,6 +432,7 @@ class Scheduler:
         self._stale = True
         own = [one for one in landed if one.session is part.session]
         self._warm.landed(len(part.tokens), own, row_s)
+        self._tally.read_tokens += len(part.tokens)
         self._land([one for one in landed if one.session is not part.session])
 
     def _go_on(self, round: Sequence[Job]) -> None:
@@ -442,7 +450,8 @@ class Scheduler:
 
     def _land_rounds(self, landed: Sequence[Landed]) -> None:
         if landed:
-            rounds = max(Counter(one.session for one in landed).values())
+            rounds = _n_rounds(landed)
+            self._tally.rounds += rounds
             now_s = self.now_s()
             self._measure_round((now_s - self._landed_s) * 1e3 / rounds)
             self._landed_s = now_s
@@ -452,7 +461,9 @@ class Scheduler:
         going, self._going = self._going, []
         self._stale, self._short = True, False
         if going:
-            self._land(self._device(going, self._core.stop))
+            landed = self._device(going, self._core.stop)
+            self._tally.rounds += _n_rounds(landed)
+            self._land(landed)
 
     def _device(self, sessions: Sequence[Session], call: Callable[[], Sequence[Landed]]) -> Sequence[Landed]:
         """Call the core; where that fails, all sessions that took part are lost, and the others go on."""
@@ -496,8 +507,10 @@ class Scheduler:
                 self._fail(job, one.error)
                 continue
             job.scored += [TokenLogprob(s.token, s.logprob, tuple(s.top)) for s in one.scores]
-            job.n_proposed += one.proposed
-            job.n_accepted += one.accepted
+            if one.proposed:
+                job.drafted(one.proposed, one.accepted)
+                self._tally.proposed += one.proposed
+                self._tally.kept[one.accepted] += 1
             with self._contained(job):
                 self._take_tokens(job, one)
             if one.short:
@@ -507,12 +520,13 @@ class Scheduler:
 
     def _take_tokens(self, job: Job, landed: Landed) -> None:
         for i, drawn in enumerate(landed.tokens):
-            was_protected = job.protected
+            was_protected, before_s = job.protected, job.times.last
             event = job.take(drawn, self.now_s())
             job.short = False
             self._stale |= was_protected != job.protected
             if event is None:
                 continue
+            self._count(job, before_s)
             if event.finish_reason is not None:
                 self._finish(job, [drawn.token for drawn in landed.tokens[i + 1 :]])
                 if job.said is not None:
@@ -530,6 +544,15 @@ class Scheduler:
             raise DeviceError(
                 f"the device ended a reply after {len(job.token_ids)} tokens that has no end there"
             )
+
+    def _count(self, job: Job, before_s: float | None) -> None:
+        """Count a token that was drawn; `before_s` is when the one before it was."""
+        self._tally.reply_tokens += 1
+        if before_s is None:
+            self._tally.prompt_tokens += len(job.prompt)
+            self._tally.cached_tokens += job.n_cached
+        elif job.times.last is not None:
+            self._tally.gaps.add(job.times.last - before_s)
 
     @contextmanager
     def _contained(self, job: Job) -> Iterator[None]:
@@ -591,6 +614,11 @@ class Scheduler:
 def _rows(job: Job, beyond: Sequence[int]) -> Keys:
     """Name the rows of a prompt, its reply and what was drawn beyond."""
     return row_keys(np.concatenate([job.prompt, np.array([*job.token_ids, *beyond], np.int32)]))
+
+
+def _n_rounds(landed: Sequence[Landed]) -> int:
+    """Count the rounds of what has landed: each session has one in each that it took part in."""
+    return max(Counter(one.session for one in landed).values(), default=0)
 
 
 def _rank(job: Job) -> tuple[bool, int]:

@@ -44,7 +44,7 @@ class Running:
 
     Attributes:
         requests: The replies.
-        error: What a stream failed with.
+        error: What they failed with.
         left: Whether nobody reads the response any more.
     """
 
@@ -80,6 +80,8 @@ class Running:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if error is not None:
+            if isinstance(error, Exception) and not isinstance(error, ClientGone):
+                self.error = error
             self._end(left=isinstance(error, ClientGone))
 
     async def respond(self, http: Request, answer: Answer, *, stream: bool) -> Response:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from flashnext.errors import FlashnextError
-from flashnext.server import chat, completions, info, openapi, tokens
+from flashnext.server import chat, completions, exposition, info, openapi, tokens
 from flashnext.server.errors import ErrorResponse
 from flashnext.server.guard import guarded
 from flashnext.server.log import RequestLog
@@ -32,6 +32,7 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/tokenizer_info", tokens.tokenizer_info),
     ("GET", "/health", info.health),
     ("GET", "/livez", info.livez),
+    ("GET", "/metrics", exposition.metrics),
     ("GET", "/openapi.json", openapi.openapi),
 )
 
@@ -61,4 +62,18 @@ def create_app(service: Service) -> RequestLog:
         },
     )
     app = guarded(app, service.settings, lambda: service.n_connections())
-    return RequestLog(app, new_id=service.new_id, clock_s=service.clock_s)
+    return RequestLog(
+        app,
+        new_id=service.new_id,
+        clock_s=service.clock_s,
+        told=lambda path, status, detail: service.metrics.request(_route_of(path), status, detail),
+    )
+
+
+def _route_of(path: str) -> str:
+    """Name a path's route for the metrics, which have no more of them than there are."""
+    for _, route, _ in ROUTES:
+        fixed, _, parameter = route.partition("{")
+        if path == route or (parameter and path.startswith(fixed)):
+            return route
+    return "other"

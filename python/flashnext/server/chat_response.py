@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flashnext.engine.events import Event, Reply, Usage
+from flashnext.engine.events import Drafts, Event, Reply, Usage
 from flashnext.server.logprobs import ChatLogprobs
-from flashnext.server.usage import extras, told_reason, usage_of
+from flashnext.server.usage import extras, speculation, told_reason, usage_of
 from flashnext.text.parser import ToolCall
 
 PIECE_CHARS = 4096
@@ -22,6 +22,7 @@ class _Choice:
     seed: int
     usage: Usage
     n_calls: int = 0
+    drafts: Drafts | None = None
 
 
 @dataclass
@@ -64,7 +65,12 @@ class ChatResponse:
         if self.tell_ids:
             out["prompt_token_ids"] = self.prompt_ids
         choices = [self._whole_choice(i, reply) for i, reply in enumerate(replies)]
-        return {**out, "choices": choices, "usage": usage_of(reply.usage for reply in replies)}
+        return {
+            **out,
+            "choices": choices,
+            "usage": usage_of(reply.usage for reply in replies),
+            **speculation(reply.drafts for reply in replies),
+        }
 
     def _whole_choice(self, index: int, reply: Reply) -> dict[str, Any]:
         state = self._choices[index]
@@ -117,6 +123,7 @@ class ChatResponse:
                 out[0]["choices"][0]["token_ids"] = list(event.token_ids)
         out += [self._chunk(index, {"tool_calls": [piece]}) for piece in pieces[1:]]
         if event.finish_reason is not None:
+            state.drafts = event.drafts
             last = self._chunk(index, {}, told_reason(event.finish_reason, state.n_calls))
             last["choices"][0]["flashnext"] = extras(event, state.seed)
             out.append(last)
@@ -126,7 +133,8 @@ class ChatResponse:
         """Write what ends a stream: its usage, where that is asked for."""
         if not self.end_usage:
             return []
-        return [{**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage()}]
+        metrics = speculation(state.drafts for state in self._choices)
+        return [{**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage(), **metrics}]
 
     def _usage(self) -> dict[str, Any]:
         return usage_of(state.usage for state in self._choices)

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from flashnext.engine.events import Event, Reply, TokenLogprob, Usage, token_sha
+from flashnext.engine.events import Drafts, Event, Reply, TokenLogprob, Usage, token_sha
 from flashnext.server.logprobs import TextLogprobs
-from flashnext.server.usage import extras, total, usage_of
+from flashnext.server.usage import extras, speculation, total, usage_of
 from flashnext.text.tokenizer import Tokenizer
 
 
@@ -41,6 +41,7 @@ class Choice:
     echo: Echo | None
     logprobs: TextLogprobs | None
     usage: Usage = field(init=False)
+    drafts: Drafts | None = None
 
     def __post_init__(self) -> None:
         """Count the prompt, which is all that has been used."""
@@ -83,7 +84,8 @@ class CompletionResponse:
         """Write all choices; without replies, as for max_tokens 0, the prompts alone."""
         given: Sequence[Reply | None] = replies or [None] * len(self.choices)
         choices = [self._whole(i, reply) for i, reply in enumerate(given)]
-        return {**self._head(), "choices": choices, "usage": self._usage()}
+        metrics = speculation(reply.drafts for reply in replies)
+        return {**self._head(), "choices": choices, "usage": self._usage(), **metrics}
 
     def _whole(self, index: int, reply: Reply | None) -> dict[str, Any]:
         state = self.choices[index]
@@ -137,6 +139,7 @@ class CompletionResponse:
         )
         logprobs = _logprobs(state, event.logprobs or ()) if event.logprobs else None
         last = event.finish_reason is not None
+        state.drafts = event.drafts
         if not (event.text or logprobs or last or (self.tell_ids and event.token_ids)):
             return opening
         chunk = self._chunk(index, event.text, logprobs, event.finish_reason)
@@ -148,7 +151,10 @@ class CompletionResponse:
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """Write what ends a stream: its usage, where that is asked for."""
-        return [{**self._head(), "choices": [], "usage": self._usage()}] if self.end_usage else []
+        if not self.end_usage:
+            return []
+        metrics = speculation(state.drafts for state in self.choices)
+        return [{**self._head(), "choices": [], "usage": self._usage(), **metrics}]
 
     def _usage(self) -> dict[str, Any]:
         by_prompt: dict[int, list[Usage]] = {}

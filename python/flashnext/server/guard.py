@@ -17,7 +17,7 @@ from flashnext.server.settings import Settings
 MAX_HEADER_BYTES = 64 * 1024
 """Longest target and headers of a request."""
 
-OPEN_PATHS = ("/health", "/livez")
+OPEN_PATHS = ("/health", "/livez", "/metrics")
 """Served without a key, for whoever watches the server."""
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -20,14 +20,23 @@ _OTHERS = ("uvicorn.error", "asyncio")
 class RequestLog:
     """Gives each request an id, tells it in `x-request-id`, and logs what became of the request."""
 
-    def __init__(self, app: ASGIApp, *, new_id: Callable[[], str], clock_s: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        new_id: Callable[[], str],
+        clock_s: Callable[[], float],
+        told: Callable[[str, int, Mapping[str, Any]], object],
+    ) -> None:
         """Wrap an application, which finds what its line will tell in the scope's `state["detail"]`.
 
         Args:
             app: The application.
             new_id: Makes the random part of ids.
             clock_s: A clock that never goes back.
+            told: Called with path, status and detail of each request at its end.
         """
+        self._told = told
         self._app = app
         self._new_id = new_id
         self._clock_s = clock_s
@@ -57,6 +66,7 @@ class RequestLog:
             # Told here, with the id, and not once more by who called: it closes what was not answered whole.
             _log.exception("a request failed", extra={"fields": {"id": request_id}})
         finally:
+            self._told(scope["path"], status or 499, detail)
             quiet = scope["path"] in OPEN_PATHS and status == 200
             fields: dict[str, Any] = {
                 "id": request_id,

@@ -110,6 +110,7 @@ def description(names: tuple[str, ...]) -> dict[str, Any]:
         },
         "/health": _get("Whether a request would be answered now", _object("status"), own=503),
         "/livez": _get("That the server runs", _object("status")),
+        "/metrics": _text("What Prometheus reads"),
         "/openapi.json": _get("This description", _object("openapi", "paths"), 401),
     }
     return {
@@ -175,6 +176,11 @@ def _post(
             "security": [{}, {"bearer": []}, {"key": []}],
         }
     }
+
+
+def _text(summary: str) -> dict[str, Any]:
+    ok = {"description": "The answer.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    return {"get": {"summary": summary, "responses": {"200": ok, **_errors(403)}}}
 
 
 def _get(summary: str, answer: dict[str, Any], *errors: int, own: int | None = None) -> dict[str, Any]:

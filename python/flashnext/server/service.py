@@ -19,6 +19,7 @@ from flashnext.engine.sampling import Sampling, choice_seed
 from flashnext.server.answering import Running
 from flashnext.server.errors import ModelLoading, ModelNotFound, logged
 from flashnext.server.fields import Unknown
+from flashnext.server.metrics import Metrics
 from flashnext.server.queue import Queue
 from flashnext.server.record import Record
 from flashnext.server.settings import Settings
@@ -42,6 +43,7 @@ class Service:
         loaded: The engine, None while it is being loaded.
         queue: The open replies.
         fingerprint: What stands for the model, its numbers and this version.
+        metrics: What has been counted.
     """
 
     def __init__(
@@ -71,6 +73,7 @@ class Service:
         self.loaded: Engine | None = None
         self.queue = Queue(1, settings.max_queue, clock_s)
         self.fingerprint = ""
+        self.metrics = Metrics()
 
     def ready(self, engine: Engine) -> None:
         """Take the engine; it stays the caller's to close."""
@@ -97,10 +100,13 @@ class Service:
     @property
     def stalled_s(self) -> float:
         """For how long the engine's step has lasted, while it has anything to do; else 0."""
-        if self.loaded is None:
-            return 0.0
-        counts = self.loaded.counts
-        return self.clock_s() - self.loaded.last_step_s if counts.waiting + counts.running else 0.0
+        return self.loaded.step_s if self.loaded is not None else 0.0
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a request would be answered now."""
+        loaded = self.loaded
+        return loaded is not None and loaded.failure is None and self.stalled_s <= self.settings.stall_s
 
     @property
     def name(self) -> str:
@@ -135,6 +141,7 @@ class Service:
 
         def told(running: Running) -> None:
             detail.update(_told(running))
+            self.metrics.ended(running)
             if self.settings.record is not None:
                 self._record(detail["id"], http.url.path, body, running.requests)
 
@@ -201,6 +208,7 @@ def _told_of(request: AsyncRequest, left: bool) -> dict[str, Any]:
     finish = told_reason(last.finish_reason or "failed", request.n_calls)
     return {
         "prompt_tokens": len(request.prompt_ids),
+        **({"cached_tokens": last.usage.cached_tokens} if last.usage else {}),
         "reply_tokens": request.n_read,
         "finish": "client left" if left else finish,
         **extras(last, request.seed),

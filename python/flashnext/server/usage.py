@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import zip_longest
 from typing import Any
 
-from flashnext.engine.events import Event, Reply, Usage
+from flashnext.engine.events import Drafts, Event, Reply, Usage
 
 
 def usage_of(usages: Iterable[Usage]) -> dict[str, Any]:
@@ -51,8 +52,19 @@ def extras(last: Event | Reply, seed: int) -> dict[str, Any]:
     if last.timings is not None:
         out["timings"] = {name: _rounded(ms) for name, ms in vars(last.timings).items()}
     if last.drafts is not None:
-        out["drafts"] = dict(vars(last.drafts))
+        out["drafts"] = {"proposed": last.drafts.proposed, "accepted": last.drafts.accepted}
     return out
+
+
+def speculation(drafts: Iterable[Drafts | None]) -> dict[str, Any]:
+    """Write `metrics` of a response, as vLLM does: its rounds with drafts, by how many of them were kept.
+
+    Nothing where there were none.
+    """
+    kept = [sum(counts) for counts in zip_longest(*(one.kept for one in drafts if one), fillvalue=0)]
+    if not any(kept):
+        return {}
+    return {"metrics": {"speculative_decoding": {"num_spec_steps": sum(kept), "acceptance_histogram": kept}}}
 
 
 def _rounded(ms: float | None) -> float | None:
