@@ -10,15 +10,27 @@ from flashnext.version import VERSION as __version__
 if TYPE_CHECKING:
     from flashnext.engine.engine import Engine
     from flashnext.engine.events import Event, Reply
+    from flashnext.engine.many import BatchItem, Outcome
     from flashnext.engine.sampling import Sampling
     from flashnext.text.template import TemplateOptions
 
-__all__ = ["Engine", "Event", "Reply", "Sampling", "TemplateOptions", "__version__"]
+__all__ = [
+    "BatchItem",
+    "Engine",
+    "Event",
+    "Outcome",
+    "Reply",
+    "Sampling",
+    "TemplateOptions",
+    "__version__",
+]
 
 # On demand: the commands start without them, and so do tools that only look at checkpoints.
 _HOMES = {
+    "BatchItem": "flashnext.engine.many",
     "Engine": "flashnext.engine.engine",
     "Event": "flashnext.engine.events",
+    "Outcome": "flashnext.engine.many",
     "Reply": "flashnext.engine.events",
     "Sampling": "flashnext.engine.sampling",
     "TemplateOptions": "flashnext.text.template",

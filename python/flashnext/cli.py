@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(argv: Sequence[str] | None = None) -> int:
     """Run `flashnext-serve ARGV` until a signal; the status is 0, or 1 after an error told in one line."""
     try:
-        parser = _serve_parser()
+        parser = serve_parser()
         args, sources = parse(parser, argv, os.environ)
         if args.print_config:
             print(written(parser, args, sources))
@@ -97,7 +97,8 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def _serve_parser() -> argparse.ArgumentParser:
+def serve_parser() -> argparse.ArgumentParser:
+    """Make the parser of `flashnext-serve`."""
     parser = Parser(
         prog="flashnext-serve",
         description="Serve a checkpoint over HTTP, in OpenAI's form.",
@@ -248,7 +249,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
     from flashnext.server.run import HttpServer
     from flashnext.server.service import Service
 
-    path, name = _find_model(args.model or BUNDLED, args.offline)
+    path, name = find_model(args.model or BUNDLED, args.offline)
     settings = settings_of(args, name, str(args.model or BUNDLED))
     set_up(args.log_level, args.log_format)
     settings = replace(settings, max_connections=connections_allowed(settings.max_connections))
@@ -301,7 +302,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
             _exit_now()  # the device is in a long step that nobody waits for any more
 
 
-def _find_model(given: Path, offline: bool) -> tuple[Path, str]:
+def find_model(given: Path, offline: bool) -> tuple[Path, str]:
     """Find the folder of a checkpoint, fetched where it is a hub's, and the name to serve it under."""
     from flashnext.checkpoint.hub import is_hub_name
 

@@ -10,7 +10,7 @@ import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ from flashnext.engine.job import Deliver, Job
 from flashnext.engine.load import Loaded, load_model, open_device
 from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.machine import ram_bytes
+from flashnext.engine.many import AHEAD, BatchItem, Outcome, answered
 from flashnext.engine.marks import Place, places
 from flashnext.engine.plan import Machine, MemoryPlan, PlanSettings, make_plan, size
 from flashnext.engine.reply import Chat, ReplyText, Said, closing_ids
@@ -337,6 +338,48 @@ class Engine:
         request = Request(job.id, seed, read.token_ids, cancel, self._require_process, items)
         self._thread.submit(job)
         return request
+
+    def batch(
+        self,
+        items: Iterable[PromptLike | BatchItem],
+        *,
+        sampling: Sampling | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        options: TemplateOptions | None = None,
+        ahead: int | None = None,
+    ) -> Iterator[Outcome]:
+        """Answer many prompts together, as fast as they go; each reply is the one that it gets alone.
+
+        Args:
+            items: Prompts as `generate` takes them, or such with settings of their own. They are taken one by
+                one as there is room, so there may be any number.
+            sampling: How to draw, where an item does not say.
+            tools: The same for a chat's tools.
+            options: The same for a chat's options of the template.
+            ahead: Most items that are open at a time; by default twice as many as are answered at once.
+
+        Yields:
+            The outcome of each item, in their order: its reply, or why there is none. Where the iterator is
+            dropped, what is open is cancelled.
+
+        Raises:
+            InvalidArgument: `ahead` is less than 1.
+            EngineClosed: The engine is closed or was made before a fork.
+            EngineFailed: The engine's thread died.
+        """
+        if ahead is not None and (isinstance(ahead, bool) or not isinstance(ahead, int) or ahead < 1):
+            raise InvalidArgument(f"ahead is {ahead!r}, expected 1 or more")
+
+        def submit(given: PromptLike | BatchItem) -> Request:
+            item = given if isinstance(given, BatchItem) else BatchItem(given)
+            return self.submit(
+                item.prompt,
+                sampling=item.sampling or sampling,
+                tools=tools if item.tools is None else item.tools,
+                options=item.options or options,
+            )
+
+        return answered(items, submit, ahead or AHEAD * self.parallel)
 
     def check_prompt(self, prompt: str | Sequence[int]) -> list[int]:
         """Read a prompt that is not a chat, as `generate` does; returns its token ids.

@@ -27,6 +27,9 @@ from flashnext.checkpoint.convert import convert as convert_checkpoint
 from flashnext.checkpoint.expected import describe
 from flashnext.checkpoint.summary import Summary
 from flashnext.cli import drop_output
+from flashnext.commands.batching import batch
+from flashnext.commands.benching import bench
+from flashnext.commands.pointing import clients, completion
 from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_WINDOW, NGRAM_TABLE, PARALLEL, ROUND_ROWS
 from flashnext.engine.wording import FLAGS
 from flashnext.errors import FlashnextError
@@ -36,7 +39,8 @@ from flashnext.version import VERSION
 
 _MOST_SHOWN = 5  # names of files
 
-Run = Callable[[argparse.Namespace], None]
+Run = Callable[[argparse.Namespace], int | None]
+"""What runs a command; the exit status is 0 where it returns none."""
 
 
 def convert(parser: argparse.ArgumentParser) -> Run:
@@ -322,11 +326,22 @@ def _progress(title: str) -> Iterator[Callable[[int, int], None]]:
             bars.stop()
 
 
-COMMANDS = (cache, convert, inspect, plan, pull, replay)
+COMMANDS: tuple[Callable[[argparse.ArgumentParser], Run], ...] = (
+    batch,
+    bench,
+    cache,
+    clients,
+    completion,
+    convert,
+    inspect,
+    plan,
+    pull,
+    replay,
+)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run `flashnext ARGV`; the exit status is 0, 1 after an error (told in one line), 130 after Ctrl-C."""
+def parser_of_all() -> argparse.ArgumentParser:
+    """Make the parser of all commands."""
     parser = Parser(prog="flashnext", description="Tools around flashnext checkpoints.")
     parser.add_argument("--version", action="version", version=f"flashnext {VERSION}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -334,11 +349,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         doc = command.__doc__ or ""
         sub = subparsers.add_parser(command.__name__, help=doc.splitlines()[0].rstrip("."), description=doc)
         sub.set_defaults(run=command(sub), parser=sub)
-    args, stray = parser.parse_known_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `flashnext ARGV`; the status is its own, 1 after an error (told in one line), 130 after Ctrl-C."""
+    args, stray = parser_of_all().parse_known_args(argv)
     if stray:
         args.parser.error(f"unrecognized arguments: {' '.join(stray)}")
+    status: int | None = 0
     try:
-        args.run(args)
+        status = args.run(args)
         sys.stdout.flush()
     except BrokenPipeError:  # whoever reads our output has seen enough
         drop_output()
@@ -349,7 +370,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    return status or 0
 
 
 def _gib(size_bytes: int) -> str:

@@ -1,0 +1,110 @@
+"""Answers the lines of a batch, as many together as the machine answers at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from flashnext.batch.lines import Line
+from flashnext.batch.output import Output, refused, written
+from flashnext.errors import FlashnextError, InvalidArgument
+from flashnext.text.jsontext import dumps
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a route says to a body.
+
+    Attributes:
+        status: Of HTTP.
+        request_id: As the route tells it.
+        body: What it says.
+        retry_after_s: When to ask again; None where that would not help.
+    """
+
+    status: int
+    request_id: str
+    body: Any
+    retry_after_s: float | None = None
+
+
+Post = Callable[[str, bytes], Awaitable[Answer]]
+"""Asks a route."""
+
+_ENDED = ("engine_failed", "shutting_down")
+"""Errors after which no line would be answered."""
+
+
+async def answer_lines(
+    lines: Iterable[Line],
+    output: Output,
+    post: Post,
+    *,
+    ahead: int,
+    fingerprint: str,
+    told: Callable[[Line, bool], object] = lambda line, failed: None,
+) -> None:
+    """Answer all lines that have no answer yet; each is in the output as soon as it is there.
+
+    Args:
+        lines: Taken one by one, as there is room.
+        output: Where answers go.
+        post: What answers.
+        ahead: Most lines that are open at a time.
+        fingerprint: Of what answers.
+        told: Called for each line with whether its answer is an error, also for those that had one.
+
+    Raises:
+        InvalidArgument: The output belongs to other lines, or to another model.
+        FlashnextError: The engine failed; what has been answered is in the output.
+        OSError: Lines cannot be read, or answers not be written.
+    """
+    others = {one.fingerprint for one in output.done.values()} - {None, fingerprint}
+    if others:
+        raise InvalidArgument(
+            f"{output.path.name} was begun with another model, number format or version "
+            f"({', '.join(sorted(map(str, others)))}, and this one is {fingerprint}); take the former one, "
+            "or another file for the output"
+        )
+    places = asyncio.Semaphore(ahead)
+
+    async def answer(line: Line) -> None:
+        try:
+            said = await _said(post, line)
+            output.append(line, written(line, said.status, said.request_id, said.body))
+            told(line, said.status != 200)
+        finally:
+            places.release()
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for line in lines:
+                if output.has(line):
+                    told(line, output.done[line.number].failed)
+                elif line.problem is not None:
+                    output.append(line, refused(line))
+                    told(line, True)
+                else:
+                    await places.acquire()
+                    group.create_task(answer(line))
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+
+
+async def _said(post: Post, line: Line) -> Answer:
+    """Ask until there is an answer: what is only busy is asked again.
+
+    Raises:
+        FlashnextError: There will be none.
+    """
+    body = dumps(line.body).encode("utf-8", "surrogatepass")
+    while True:
+        said = await post(line.url, body)
+        error = said.body.get("error") if said.status == 503 else None
+        if error and error.get("code") in _ENDED:
+            raise FlashnextError(error["message"])
+        if not error or said.retry_after_s is None:
+            return said
+        await asyncio.sleep(said.retry_after_s)
