@@ -20,7 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from flashnext.cli import find_model
 from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, PARALLEL
 from flashnext.engine.wording import FLAGS
-from flashnext.errors import InvalidArgument
+from flashnext.errors import FlashnextError, InvalidArgument
 from flashnext.server.options import CACHE_AUTO, cache_gib, folder, gib, number, parallel
 from flashnext.text.jsontext import clean_text
 
@@ -113,7 +113,7 @@ def _run(args: argparse.Namespace) -> int:
         n, n_failed, speed = _answer(args)
     except OSError as error:  # of the files; what is printed here has its own rule
         name = error.filename or args.output
-        raise FlashnextError(f"{name}: cannot be read or written: {error.strerror}") from None
+        raise FlashnextError(f"{name}: cannot be read or written: {error.strerror or error}") from None
     print(f"{args.output}: {n:,} answers, {n_failed:,} of them errors; {speed}")
     return SOME_FAILED if n_failed else 0
 
