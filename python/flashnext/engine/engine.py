@@ -37,7 +37,7 @@ from flashnext.engine.job import Deliver, Job
 from flashnext.engine.load import Loaded, load_model, open_device
 from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.machine import ram_bytes
-from flashnext.engine.many import AHEAD, BatchItem, Outcome, answered
+from flashnext.engine.many import AHEAD, BatchItem, Outcome, answered, is_chat
 from flashnext.engine.marks import Place, places
 from flashnext.engine.plan import Machine, MemoryPlan, PlanSettings, make_plan, size
 from flashnext.engine.reply import Chat, ReplyText, Said, closing_ids
@@ -354,8 +354,8 @@ class Engine:
             items: Prompts as `generate` takes them, or such with settings of their own. They are taken one by
                 one as there is room, so there may be any number.
             sampling: How to draw, where an item does not say.
-            tools: The same for a chat's tools.
-            options: The same for a chat's options of the template.
+            tools: For chats that do not say, tools in OpenAI's form.
+            options: For chats that do not say, options of the template.
             ahead: Most items that are open at a time; by default twice as many as are answered at once.
 
         Yields:
@@ -372,11 +372,12 @@ class Engine:
 
         def submit(given: PromptLike | BatchItem) -> Request:
             item = given if isinstance(given, BatchItem) else BatchItem(given)
+            chat = is_chat(item.prompt)
             return self.submit(
                 item.prompt,
                 sampling=item.sampling or sampling,
-                tools=tools if item.tools is None else item.tools,
-                options=item.options or options,
+                tools=tools if chat and item.tools is None else item.tools,
+                options=options if chat and item.options is None else item.options,
             )
 
         return answered(items, submit, ahead or AHEAD * self.parallel)

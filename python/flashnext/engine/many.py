@@ -63,6 +63,11 @@ class Outcome:
         return self._reply
 
 
+def is_chat(prompt: object) -> bool:
+    """Whether a prompt is a list of messages."""
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and isinstance(prompt[0], Mapping)
+
+
 @dataclass(frozen=True)
 class _Open:
     index: int
