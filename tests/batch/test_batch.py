@@ -148,7 +148,7 @@ def test_answers_are_those_of_the_server_in_the_form_of_openai(tmp_path: Path) -
 
 def test_plain_lines_get_the_model_and_a_seed_by_their_number(tmp_path: Path) -> None:
     lines = [{"prompt": "a", "max_tokens": 8, "temperature": 1}] * 2 + [{"messages": SUM, "max_tokens": 2}]
-    source, seeds = write(tmp_path / "in.jsonl", lines), {}
+    source, seeds = write(tmp_path / "in.jsonl", lines), dict[Path, list[str]]()
     for seed in ("0", "5", "5"):
         target = tmp_path / f"{len(seeds)}.jsonl"
         assert run(source, target, "--seed", seed).returncode == 0

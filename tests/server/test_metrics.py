@@ -99,8 +99,9 @@ def test_the_dashboard_asks_for_what_is_served() -> None:
     dashboard = json.loads((DOCS / "grafana.json").read_text(encoding="utf-8"))
     queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", ())]
     names = {name for query in queries for name in re.findall(r"(?:flashnext_|vllm:)\w+", query)}
+    rows: tuple[Any, ...] = (*SERVER, *ENGINE)
     served = set()
-    for row in (*SERVER, *ENGINE):
+    for row in rows:
         ends = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_sum", "_count")}[row.kind]
         served |= {row.name + end for end in ends}
     assert names and names <= served
@@ -177,7 +178,9 @@ def test_counts_are_what_requests_did(server: ServerThread) -> None:
 
 def test_what_was_not_read_again_is_counted_with_the_time_that_reading_took(server: ServerThread) -> None:
     system = {"role": "system", "content": "You count. " * 60}
-    bodies = [{"messages": [system, {"role": "user", "content": text}], "max_tokens": 2} for text in "ab"]
+    bodies: list[dict[str, Any]] = [
+        {"messages": [system, {"role": "user", "content": text}], "max_tokens": 2} for text in "ab"
+    ]
     for body in bodies * 2:
         assert ask(server, **body).status_code == 200
     cached = [

@@ -76,8 +76,8 @@ class Output:
         self.path = path.resolve()  # what a link leads to, not the link, is put in order at the end
         if self.path.exists() and not self.path.is_file():
             raise InvalidArgument(f"{path}: expected a file for the output, which is read to go on")
-        self._fd = -1
-        self._open()
+        self._end = 0
+        self._fd = self._open()
         try:
             self.done = self._scan()
             if retry and self.n_failed:
@@ -138,15 +138,16 @@ class Output:
         else:
             self._rewrite(order)
 
-    def _open(self) -> None:
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    def _open(self) -> int:
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Whoever had it may have put another file in its place.
-            if os.fstat(self._fd).st_ino != os.stat(self.path).st_ino:
+            if os.fstat(fd).st_ino != os.stat(self.path).st_ino:
                 raise BlockingIOError
+            return fd
         except BlockingIOError:
-            os.close(self._fd)
+            os.close(fd)
             raise InvalidArgument(
                 f"{self.path}: another process writes it; wait for its end, or choose another file"
             ) from None

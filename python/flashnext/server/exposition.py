@@ -92,7 +92,7 @@ SERVER: tuple[Metric[Service], ...] = (
         "flashnext_requests",
         "counter",
         "HTTP requests that have been answered, by route and status.",
-        lambda s: dict(s.metrics.requests),
+        lambda s: {labels: float(n) for labels, n in s.metrics.requests.items()},
         ("route", "status"),
     ),
     Metric(
