@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flashnext.server.guard import OPEN_PATHS
+from flashnext.server.page import is_page
 
 _log = logging.getLogger("flashnext.request")
 _OTHERS = ("uvicorn.error", "asyncio")
@@ -57,7 +58,8 @@ class RequestLog:
             # Told here, with the id, and not once more by who called: it closes what was not answered whole.
             _log.exception("a request failed", extra={"fields": {"id": request_id}})
         finally:
-            quiet = scope["path"] in OPEN_PATHS and status == 200
+            path = scope["path"]
+            quiet = (path in OPEN_PATHS and status == 200) or (is_page(path) and status in (200, 304))
             fields: dict[str, Any] = {
                 "id": request_id,
                 "method": scope["method"],
