@@ -9,6 +9,7 @@ import { save, state } from "./state.js";
 
 const ANNOUNCED_CHARS = 1000;
 const NEAR_END_PX = 60;
+const LEFT = "The page was left before this reply had ended.";
 
 const log = byId("log");
 const list = byId("messages");
@@ -16,6 +17,7 @@ const prompt = byId("prompt");
 
 let running = null; // {message, view, abort} of the reply that is being written
 let editing = false;
+let isLeft = false; // the page is going away, and takes its connections along
 let onKey = () => {};
 
 /** Show all messages anew. */
@@ -103,7 +105,7 @@ async function receive(body) {
       showSoon();
     }
   } catch (error) {
-    message.problem = abort.signal.aborted ? "You stopped this reply." : error.message;
+    message.problem = abort.signal.aborted ? "You stopped this reply." : isLeft ? LEFT : error.message;
     return error.status === 401 ? error.message : null;
   } finally {
     message.running = false;
@@ -224,7 +226,7 @@ function onEscape(event) {
 export function bindChat(givenKey) {
   onKey = givenKey;
   for (const message of state.messages) {
-    if (message.running) message.problem = "The page was left before this reply had ended.";
+    if (message.running) message.problem = LEFT;
     message.running = false;
   }
   byId("composer").addEventListener("submit", (event) => {
@@ -241,5 +243,11 @@ export function bindChat(givenKey) {
   });
   byId("stop").addEventListener("click", stop);
   document.addEventListener("keydown", onEscape);
-  window.addEventListener("pagehide", save);
+  window.addEventListener("pagehide", () => {
+    isLeft = true;
+    save();
+  });
+  window.addEventListener("pageshow", () => {
+    isLeft = false;
+  });
 }

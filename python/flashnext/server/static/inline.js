@@ -125,7 +125,7 @@ function bare(text, i) {
   if (i > 0 && /\w/.test(text[i - 1])) return null;
   const match = at(BARE, text, i);
   if (!match) return null;
-  let address = match[0].replace(/[\x60*~|].*$/s, "");
+  let address = match[0].replace(/["\x60*~|].*$/s, "");
   // What ends a sentence is no part of it, and a bracket only where its other half is.
   for (;;) {
     const last = address.at(-1);
