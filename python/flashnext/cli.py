@@ -39,6 +39,7 @@ from flashnext.version import VERSION
 if TYPE_CHECKING:
     from flashnext.engine.engine import Engine
     from flashnext.engine.plan import MemoryPlan
+    from flashnext.server.service import Service
 
 STOP_TIMEOUT_S = 0.5
 """How long the end waits for the device to finish the step that it is in."""
@@ -281,7 +282,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
         for warning in (*engine.loaded.checkpoint.warnings, *engine.warnings):
             print(f"flashnext-serve: warning: {warning}", file=sys.stderr)
         service.ready(engine)
-        print(_banner(engine, service.name, _url(listener), began), flush=True)
+        print(_banner(engine, service, _url(listener), began), flush=True)
 
     def on_stop() -> None:
         if loading.engine is not None:
@@ -345,18 +346,20 @@ def _show_plan(plan: MemoryPlan) -> None:
     print(plan_table(plan), flush=True)
 
 
-def _banner(engine: Engine, name: str, url: str, began: float) -> str:
+def _banner(engine: Engine, service: Service, url: str, began: float) -> str:
     """Say what is served and where; `began` is the start by perf_counter."""
     seconds = time.perf_counter() - began
     loaded = engine.loaded
     bits = sorted({affine.bits for affine in loaded.checkpoint.affine.values()})
     storage = f"{', '.join(map(str, bits))} bit" if bits else "bfloat16"
-    rows = (
-        ("model", f"{name} ({storage}, activations {loaded.dtype})"),
+    rows = [
+        ("model", f"{service.name} ({storage}, activations {loaded.dtype})"),
         ("device", loaded.device.name),
         ("context", f"{engine.context:,} tokens"),
         ("address", f"{url}/v1"),
-    )
+    ]
+    if service.settings.page:
+        rows.append(("page", f"{url}/"))
     lines = [f"{label:<9}{value}" for label, value in rows]
     return "\n".join([*lines, f"ready in {seconds:.1f} s; Ctrl-C ends"])
 

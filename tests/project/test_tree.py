@@ -13,6 +13,7 @@ FOLDERS = {"metal", "cpp", "python", "tests", "bench", "docs"}
 MAX_BYTES = 50_000_000
 MAX_LINES = 700
 CODE = {".py", ".pyi", ".h", ".cpp", ".c", ".mm", ".metal", ".md", ".txt", ".toml", ".yml", ""}
+CODE |= {".css", ".html", ".js"}
 
 # Written in parts, so that this file does not hold what it looks for.
 MACHINE = re.compile(

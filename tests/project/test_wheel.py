@@ -36,7 +36,8 @@ def test_the_wheel_holds_every_file_of_the_package(names: list[PurePosixPath]) -
         for path in package.rglob("*")
         if path.is_file() and path.suffix not in {".so", ".pyc"}
     }
-    assert "flashnext/py.typed" in ours and "flashnext/data/tiny-6bit/config.json" in ours
+    others = {"py.typed", "data/tiny-6bit/config.json", "server/static/index.html", "server/static/app.js"}
+    assert {f"flashnext/{name}" for name in others} <= ours
     assert ours - {str(name) for name in names} == set()
 
 

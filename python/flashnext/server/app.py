@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from flashnext.errors import FlashnextError
-from flashnext.server import chat, completions, exposition, info, openapi, tokens
+from flashnext.server import chat, completions, exposition, info, openapi, page, tokens
 from flashnext.server.errors import ErrorResponse
 from flashnext.server.guard import guarded
 from flashnext.server.log import RequestLog
@@ -51,8 +51,9 @@ async def _on_gone(http: Request, error: Exception) -> Response:
 
 def create_app(service: Service) -> RequestLog:
     """Make the ASGI application."""
+    routes = (*ROUTES, *(page.ROUTES if service.settings.page else ()))
     app: ASGIApp = Starlette(
-        routes=[Route(path, partial(handler, service), methods=[method]) for method, path, handler in ROUTES],
+        routes=[Route(path, partial(handler, service), methods=[method]) for method, path, handler in routes],
         exception_handlers={
             ClientGone: _on_gone,
             FlashnextError: _on_error,

@@ -12,6 +12,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from flashnext.errors import InvalidArgument
 from flashnext.server.errors import ErrorResponse, HostRefused, KeyRefused, TooManyConnections
+from flashnext.server.page import is_page
 from flashnext.server.settings import Settings
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -34,6 +35,7 @@ class Guard:
         self._connections = connections
         self._keys = tuple(key.encode() for key in settings.api_keys)
         self._hosts = {host.lower() for host in settings.hosts}
+        self._page = settings.page
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or refuse it."""
@@ -63,7 +65,7 @@ class Guard:
         )
 
     def _key(self, path: str, headers: Headers) -> KeyRefused | None:
-        if not self._keys or path in OPEN_PATHS:
+        if not self._keys or path in OPEN_PATHS or (self._page and is_page(path)):
             return None
         kind, _, bearer = headers.get("authorization", "").partition(" ")
         # Only what HTTP takes for white space: the last byte of a key's UTF-8 may be another kind in Latin-1.

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from flashnext.server.guard import OPEN_PATHS
+from flashnext.server.page import is_page
 
 _log = logging.getLogger("flashnext.request")
 _OTHERS = ("uvicorn.error", "asyncio")
@@ -66,12 +67,13 @@ class RequestLog:
             # Told here, with the id, and not once more by who called: it closes what was not answered whole.
             _log.exception("a request failed", extra={"fields": {"id": request_id}})
         finally:
-            self._told(scope["path"], status or 499, detail)
-            quiet = scope["path"] in OPEN_PATHS and status == 200
+            path = scope["path"]
+            self._told(path, status or 499, detail)
+            quiet = (path in OPEN_PATHS and status == 200) or (is_page(path) and status in (200, 304))
             fields: dict[str, Any] = {
                 "id": request_id,
                 "method": scope["method"],
-                "path": scope["path"],
+                "path": path,
                 "status": status or 499,
                 "ms": round((self._clock_s() - began) * 1e3, 1),
                 **detail,

@@ -82,6 +82,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="listen to other machines without a key (default: that is refused)",
     )
+    access.add_argument(
+        "--no-page",
+        action="store_true",
+        help="no chat page at / (default: there is one, and it needs no key)",
+    )
     limits = parser.add_argument_group("limits")
     limits.add_argument(
         "--max-body",
@@ -234,6 +239,7 @@ def settings_of(args: argparse.Namespace, name: str, path: str) -> Settings:
         api_keys=tuple(keys),
         hosts=tuple([*(args.allowed_host or ()), args.host]),
         cors_origins=tuple(args.cors_origin or ()),
+        page=not args.no_page,
         max_body_bytes=int(args.max_body * MIB),
         max_connections=args.max_connections,
         max_queue=args.queue,

@@ -36,6 +36,7 @@ class Settings:
         api_keys: Any of them opens; empty for a server that is open to all.
         hosts: Names, beside addresses and localhost, under which it may be asked.
         cors_origins: Origins of web pages that may ask; "*" for all.
+        page: Serve the chat page.
         max_body_bytes: Longest body that is read.
         max_connections: Connections that may be open.
         max_queue: Requests that may wait, beside those that are answered at once.
@@ -56,6 +57,7 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
+    page: bool = True
     max_body_bytes: int = 64 * MIB
     max_connections: int = 4096
     max_queue: int = 256

@@ -1,0 +1,60 @@
+// The chat and the settings, and where they are kept: in the tab, or in the browser where that is wished.
+
+const NAME = "flashnext.chat";
+
+/** Settings that go into a request under their own names; "" leaves the choice to the server. */
+export const SAMPLING = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
+
+const SETTINGS = { system: "", model: "", thinking: "", drafts: "", keep: false };
+for (const name of SAMPLING) SETTINGS[name] = "";
+
+/** All that is kept. `messages` alternate: {role, content}, of a reply with what is known of it. */
+export const state = { messages: [], settings: { ...SETTINGS } };
+
+function parsed(text) {
+  try {
+    const kept = JSON.parse(text);
+    return Array.isArray(kept?.messages) ? kept : null;
+  } catch {
+    return null; // not ours, or of another version
+  }
+}
+
+/** Take what was kept: of this tab before that of the browser, which another tab may have written. */
+export function load() {
+  try {
+    const kept = parsed(sessionStorage.getItem(NAME)) ?? parsed(localStorage.getItem(NAME));
+    if (!kept) return;
+    state.messages = kept.messages.filter((one) => typeof one?.content === "string");
+    for (const name of Object.keys(SETTINGS)) {
+      if (typeof kept.settings?.[name] === typeof SETTINGS[name]) state.settings[name] = kept.settings[name];
+    }
+  } catch {
+    // A browser that keeps nothing.
+  }
+}
+
+/** Keep all of it. Returns whether there was room. */
+export function save() {
+  try {
+    const text = JSON.stringify(state);
+    sessionStorage.setItem(NAME, text);
+    if (state.settings.keep) localStorage.setItem(NAME, text);
+    else localStorage.removeItem(NAME);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Forget the chat and the settings, here and in the browser. */
+export function forget() {
+  state.messages = [];
+  Object.assign(state.settings, SETTINGS);
+  try {
+    sessionStorage.removeItem(NAME);
+    localStorage.removeItem(NAME);
+  } catch {
+    // Nothing was kept.
+  }
+}

@@ -1,0 +1,81 @@
+"""What tests of the chat page share: a server that says what it is told, and how to write to the page."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flashnext.server.settings import Defaults
+
+from support.serving import ServerThread
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Locator, Page
+
+OpenPage = Callable[..., "Page"]
+
+LONG = " ".join(f"word{i}" for i in range(200))
+"""A reply that takes some hundred rounds."""
+
+
+class Scripted(ServerThread):
+    """A server whose replies say what a test wants, without thoughts, and stand still where it wants."""
+
+    def __init__(self) -> None:
+        super().__init__(defaults=Defaults(thinking=False))
+        self._rounds = 0
+        self._held_at: int | None = None
+        self._go_on = threading.Event()
+        self.core.before = self._wait
+
+    def says(self, text: str, *, hold_at: int | None = None) -> int:
+        """Script the replies from now on.
+
+        Args:
+            text: What they say.
+            hold_at: After how many rounds of the next one nothing goes on until `go_on`.
+
+        Returns:
+            How many tokens that is, the end included.
+        """
+        stop_id = min(self.engine._stop_ids)
+        self.core.script = [*self.engine.tokenizer.encode(text), stop_id]
+        self._go_on.clear()
+        self._rounds = 0
+        self._held_at = hold_at
+        return len(self.core.script)
+
+    def go_on(self) -> None:
+        self._go_on.set()
+
+    def close(self) -> None:
+        self.go_on()
+        super().close()
+
+    def _wait(self, what: str) -> None:
+        if what == "round":
+            self._rounds += 1
+            if self._held_at is not None and self._rounds > self._held_at:
+                assert self._go_on.wait(120), "the test has forgotten to let the reply go on"
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.01)
+
+
+def send(page: Page, text: str) -> None:
+    page.locator("#prompt").fill(text)
+    page.locator("#prompt").press("Enter")
+
+
+def replies(page: Page) -> Locator:
+    return page.locator("article.reply[aria-busy=false]")
+
+
+def user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
