@@ -294,6 +294,7 @@ class Job:
             token_sha=token_sha(self.token_ids),
             drafts=Drafts(self.n_proposed, self.n_accepted),
             timings=self._timings(),
+            stop=self.text.stop,
         )
 
     def _timings(self) -> Timings:

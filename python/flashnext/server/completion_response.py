@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from flashnext.engine.events import Event, Reply, TokenLogprob, Usage, token_sha
+from flashnext.server.errors import envelope
 from flashnext.server.logprobs import TextLogprobs
+from flashnext.server.stream import CHUNKS, Framing
 from flashnext.server.usage import extras, total, usage_of
 from flashnext.text.tokenizer import Tokenizer
 
@@ -68,6 +70,8 @@ class CompletionResponse:
         end_usage: Whether the stream ends with a chunk of usage.
         each_usage: Whether each chunk has the usage so far.
     """
+
+    framing: ClassVar[Framing] = CHUNKS
 
     id: str
     model: str
@@ -149,6 +153,10 @@ class CompletionResponse:
     def last_chunks(self) -> list[dict[str, Any]]:
         """Write what ends a stream: its usage, where that is asked for."""
         return [{**self._head(), "choices": [], "usage": self._usage()}] if self.end_usage else []
+
+    def error_chunks(self, error: Exception) -> list[dict[str, Any]]:
+        """Write what ends a stream that has failed."""
+        return [envelope(error)[1]]
 
     def _usage(self) -> dict[str, Any]:
         by_prompt: dict[int, list[Usage]] = {}
