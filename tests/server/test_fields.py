@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_type_hints
 
 import httpx
 import pytest
 from flashnext.server.chat_request import ChatRequest
 from flashnext.server.completion_request import CompletionRequest
 from flashnext.server.errors import TABLE
-from flashnext.server.fields import CHAT, COMPLETIONS, DETOKENIZE, MESSAGE, TOKENIZE, Rule, Table
+from flashnext.server.fields import (
+    CHAT,
+    COMPLETIONS,
+    DETOKENIZE,
+    MESSAGE,
+    MESSAGES,
+    MESSAGES_COUNT,
+    RESPONSES,
+    RESPONSES_COUNT,
+    TOKENIZE,
+    Rule,
+    Table,
+)
+from flashnext.server.messages_blocks import BLOCKS
+from flashnext.server.messages_request import MessagesCount, MessagesRequest
+from flashnext.server.responses_items import ITEMS
+from flashnext.server.responses_request import TOOL, ResponsesCount, ResponsesRequest
 from flashnext.server.tokens import Detokenize, Tokenize
-from openai.types import completion_create_params
+from openai.types import completion_create_params, responses
 from openai.types.chat import (
     ChatCompletionFunctionMessageParam,
     ChatCompletionMessage,
     ChatCompletionMessageParam,
 )
 from openai.types.chat import completion_create_params as chat_params
+from openai.types.responses.input_token_count_params import InputTokenCountParams
+from openai.types.responses.response_create_params import ResponseCreateParamsBase
+from openai.types.responses.response_input_item_param import FunctionCallOutput
 from pydantic import ValidationError
 from support.serving import ServerProcess
 
@@ -28,8 +47,22 @@ API = (DOCS / "api.md").read_text(encoding="utf-8")
 ROUTES: dict[str, Table] = {
     "/v1/chat/completions": CHAT,
     "/v1/completions": COMPLETIONS,
+    "/v1/responses": RESPONSES,
+    "/v1/responses/input_tokens": RESPONSES_COUNT,
+    "/v1/messages": MESSAGES,
+    "/v1/messages/count_tokens": MESSAGES_COUNT,
     "/tokenize": TOKENIZE,
     "/detokenize": DETOKENIZE,
+}
+MODELS: dict[str, Any] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/responses/input_tokens": ResponsesCount,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": MessagesCount,
+    "/tokenize": Tokenize,
+    "/detokenize": Detokenize,
 }
 REFUSED = [
     (route, name, rule.neutral)
@@ -44,6 +77,10 @@ MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"model": "tiny-6bit", "messages": MESSAGES, "max_tokens": 1},
     "/v1/completions": {"model": "tiny-6bit", "prompt": "a", "max_tokens": 1},
+    "/v1/responses": {"model": "tiny-6bit", "input": "a", "max_output_tokens": 1},
+    "/v1/responses/input_tokens": {"input": "a"},
+    "/v1/messages": {"model": "tiny-6bit", "messages": MESSAGES, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"model": "tiny-6bit", "messages": MESSAGES},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
 }
@@ -118,15 +155,14 @@ def test_every_honoured_field_of_a_message_changes_the_prompt(server: ServerProc
 
 
 def test_a_field_is_honoured_where_the_request_has_it_and_only_there() -> None:
-    for table, model in (
-        (CHAT, ChatRequest), (COMPLETIONS, CompletionRequest), (TOKENIZE, Tokenize), (DETOKENIZE, Detokenize)
-    ):  # fmt: skip
-        assert set(model.model_fields) == {name for name, rule in table.items() if rule.kind == "honoured"}
+    for route, table in ROUTES.items():
+        honoured = {name for name, rule in table.items() if rule.kind == "honoured"}
+        assert set(MODELS[route].model_fields) == honoured, route
 
 
 def test_a_list_that_is_wrong_throughout_is_one_error() -> None:
     # One for each element would take gigabytes for a body that may be sent.
-    for model in (ChatRequest, CompletionRequest, Tokenize, Detokenize):
+    for model in MODELS.values():
         lists = [name for name in model.model_fields if "list[" in str(model.model_fields[name].annotation)]
         for name in lists:
             with pytest.raises(ValidationError) as refused:
@@ -138,6 +174,26 @@ def test_a_list_that_is_wrong_throughout_is_one_error() -> None:
 def test_every_field_that_the_openai_package_sends_is_in_a_table() -> None:
     for params, table in ((chat_params, CHAT), (completion_create_params, COMPLETIONS)):
         assert set(params.CompletionCreateParamsBase.__annotations__) | {"stream"} <= set(table)
+    assert set(ResponseCreateParamsBase.__annotations__) | {"stream"} <= set(RESPONSES)
+    assert set(InputTokenCountParams.__annotations__) <= set(RESPONSES_COUNT)
+
+
+def test_every_field_of_an_item_that_the_openai_package_knows_is_known() -> None:
+    for kind, known in (
+        (responses.EasyInputMessageParam, ITEMS["message"]),
+        (responses.ResponseOutputMessageParam, ITEMS["message"]),
+        (responses.ResponseReasoningItemParam, ITEMS["reasoning"]),
+        (responses.ResponseFunctionToolCallParam, ITEMS["function_call"]),
+        (FunctionCallOutput, ITEMS["function_call_output"]),
+        (responses.FunctionToolParam, TOOL),
+    ):
+        assert set(get_type_hints(kind)) <= set(known), kind
+
+
+def test_the_documented_items_and_blocks_are_those_that_are_read() -> None:
+    for heading, kinds in (("An item", ITEMS), ("A block", BLOCKS)):
+        section = API.split(f"### {heading}\n")[1].split("\n#")[0]
+        assert set(re.findall(r"^\| `(\w+)`", section, re.MULTILINE)) - {"type"} == set(kinds)
 
 
 @pytest.mark.parametrize(("route", "name", "neutral"), REFUSED, ids=[f"{r} {n}" for r, n, _ in REFUSED])
@@ -145,10 +201,12 @@ def test_a_refused_field_is_named_and_its_neutral_values_are_served(
     route: str, name: str, neutral: tuple[Any, ...], server: ServerProcess
 ) -> None:
     url = server.url.removesuffix("/v1") + route
-    for value in ("something", {"a": 1}, [1], 7, False):
+    values: tuple[Any, ...] = ("something", {"a": 1}, [1], 7, False)
+    for value in (value for value in values if value not in neutral):
         error = httpx.post(url, json={**BODIES[route], name: value}, timeout=60)
         assert error.status_code == 400
-        assert error.json()["error"]["param"] == name
+        assert error.json()["error"]["message"].startswith(f"{name}: ")
+        assert error.json()["error"].get("param", name) == name
     for value in (*neutral, None):
         assert httpx.post(url, json={**BODIES[route], name: value}, timeout=60).status_code == 200
 

@@ -15,6 +15,8 @@ from flashnext.engine.sampling import Sampling
 from flashnext.server.chat_request import ChatRequest
 from flashnext.server.completion_request import CompletionRequest
 from flashnext.server.drawing import invalid
+from flashnext.server.messages_request import MessagesRequest
+from flashnext.server.responses_request import ResponsesRequest
 from flashnext.server.tokens import Detokenize, Tokenize
 from flashnext.text.messages import InvalidField
 from flashnext.text.written import MAX_CHARS
@@ -84,7 +86,9 @@ WRONG: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("model", [ChatRequest, CompletionRequest, Tokenize, Detokenize])
+@pytest.mark.parametrize(
+    "model", [ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest, Tokenize, Detokenize]
+)
 def test_no_error_is_in_the_words_of_the_library(model: type[BaseModel]) -> None:
     told = set()
     for name in model.model_fields:

@@ -237,6 +237,7 @@ class Event:
         token_sha: On the last event, the fingerprint of all token ids of the reply (`token_sha`).
         drafts: On the last event.
         timings: On the last event.
+        stop: On the last event, the stop string that ended the reply, if one did.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -252,6 +253,7 @@ class Event:
     drafts: Drafts | None = field(default=None, compare=False)
     timings: Timings | None = field(default=None, compare=False)
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    stop: str | None = None
 
 
 @dataclass(frozen=True)
@@ -275,6 +277,7 @@ class Reply:
     drafts: Drafts = field(default_factory=Drafts, compare=False)
     timings: Timings = field(default_factory=Timings, compare=False)
     prompt_logprobs: tuple[TokenLogprob, ...] | None = None
+    stop: str | None = None
 
     @classmethod
     def of(cls, events: Sequence[Event], seed: int) -> Reply:
@@ -296,6 +299,7 @@ class Reply:
             drafts=whole.drafts or Drafts(),
             timings=whole.timings or Timings(),
             prompt_logprobs=whole.prompt_logprobs,
+            stop=whole.stop,
         )
 
 

@@ -302,6 +302,7 @@ class Job:
             token_sha=token_sha(self.token_ids),
             drafts=Drafts(self.n_proposed, sum(n * i for i, n in enumerate(self.kept)), tuple(self.kept)),
             timings=self._timings(),
+            stop=self.text.stop,
         )
 
     def _timings(self) -> Timings:

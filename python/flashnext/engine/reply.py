@@ -172,6 +172,11 @@ class ReplyText:
         return self._stops.matched is not None or (self._one_call and self._called)
 
     @property
+    def stop(self) -> str | None:
+        """The stop string that has ended the reply, if one has."""
+        return self._stops.matched
+
+    @property
     def out_of_thoughts(self) -> bool:
         """Whether the reply is inside a block of thoughts and has had as many as it may."""
         return (

@@ -7,22 +7,28 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from flashnext.engine.events import Event, Reply
 from flashnext.engine.request import AsyncRequest, arrivals
 from flashnext.errors import FlashnextError
-from flashnext.server.errors import RequestTimeout, envelope
-from flashnext.server.stream import ClientGone, EventStream, while_there
+from flashnext.server.errors import RequestTimeout
+from flashnext.server.stream import ClientGone, EventStream, Framing, while_there
 
 _log = logging.getLogger("flashnext.server")
 
 
 class Answer(Protocol):
-    """A route's form of a response."""
+    """A route's form of a response.
+
+    Attributes:
+        framing: How its streams are written.
+    """
+
+    framing: ClassVar[Framing]
 
     def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
         """Write all replies as one object."""
@@ -35,6 +41,9 @@ class Answer(Protocol):
 
     def last_chunks(self) -> list[dict[str, Any]]:
         """Write what ends a stream."""
+
+    def error_chunks(self, error: Exception) -> list[dict[str, Any]]:
+        """Write what ends a stream that has failed."""
 
 
 class Running:
@@ -92,10 +101,12 @@ class Running:
             Exception: What ended one of the replies.
         """
         if stream:
-            return EventStream(self._batches(answer), keepalive_s=self._keepalive_s, on_end=self._end)
+            return EventStream(
+                self._batches(answer), answer.framing, keepalive_s=self._keepalive_s, on_end=self._end
+            )
         async with while_there(http.receive):
             replies = await self._results()
-        response = JSONResponse(answer.whole(replies))
+        response = Response(answer.framing.encode(answer.whole(replies)), media_type="application/json")
         self._end(left=False)
         return response
 
@@ -133,7 +144,7 @@ class Running:
             if not isinstance(error, FlashnextError):
                 _log.exception("a stream failed")
             self.error = error
-            yield [envelope(error)[1]]
+            yield answer.error_chunks(error)
 
     def _require_time(self) -> None:
         if self._late:

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from flashnext.errors import FlashnextError
-from flashnext.server import chat, completions, exposition, info, openapi, page, tokens
+from flashnext.server import chat, completions, exposition, info, messages, openapi, page, responses, tokens
 from flashnext.server.errors import ErrorResponse
 from flashnext.server.guard import guarded
 from flashnext.server.log import RequestLog
@@ -25,6 +25,13 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/chat/completions", chat.chat),
     ("POST", "/v1/completions", completions.completions),
+    ("POST", "/v1/responses", responses.create),
+    ("POST", "/v1/responses/input_tokens", responses.count),
+    ("GET", "/v1/responses/{response_id}", responses.retrieve),
+    ("DELETE", "/v1/responses/{response_id}", responses.delete),
+    ("GET", "/v1/responses/{response_id}/input_items", responses.input_items),
+    ("POST", "/v1/messages", messages.create),
+    ("POST", "/v1/messages/count_tokens", messages.count),
     ("GET", "/v1/models", info.models),
     ("GET", "/v1/models/{name:path}", info.model),
     ("POST", "/tokenize", tokens.tokenize),

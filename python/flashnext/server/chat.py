@@ -9,27 +9,25 @@ from starlette.responses import Response
 
 from flashnext.engine.sampling import Sampling
 from flashnext.server.body import read_body
-from flashnext.server.chat_request import ChatRequest
+from flashnext.server.chat_request import Asked, ChatRequest
 from flashnext.server.chat_response import ChatResponse
 from flashnext.server.logprobs import ChatLogprobs
 from flashnext.server.service import Service
-from flashnext.text.template import TemplateOptions
 
 
 async def chat(service: Service, http: Request) -> Response:
     """Answer a chat with one reply or more."""
     defaults = service.settings.defaults
 
-    def read(body: dict[str, Any]) -> tuple[ChatRequest, Sampling, list[Any] | None, TemplateOptions]:
+    def read(body: dict[str, Any]) -> tuple[ChatRequest, Sampling, Asked]:
         asked = ChatRequest.read(body, service.unknown)
         service.require_model(asked.model)
-        sampling = asked.sampling(defaults, service.engine.context)
-        return asked, sampling, asked.template_tools, asked.options(defaults)
+        return asked, asked.sampling(defaults, service.engine.context), asked.chat(defaults)
 
-    body, (asked, sampling, tools, options) = await read_body(http, service.settings, read)
+    body, (asked, sampling, turn) = await read_body(http, service.settings, read)
     engine = service.engine
     with service.begin(http, body, asked.n) as running:
-        prompt = await engine.read_async(asked.messages, tools=tools, options=options)
+        prompt = await engine.read_async(turn.messages, tools=turn.tools, options=turn.options)
         running.requests = await service.choices(prompt, sampling, asked.n)
         answer = ChatResponse(
             id=f"chatcmpl-{service.new_id()}",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,6 +14,11 @@ from flashnext.server.fields import CHAT, Unknown, know_messages
 from flashnext.server.settings import Defaults
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import TemplateOptions
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+CHOICE_LATER = 'only "auto" and "none" are supported yet; {} come with structured output'
+"""Why another choice of tools is refused."""
 
 # What the model was trained with, for each of OpenAI's names; "none" does not think at all.
 _EFFORTS = {
@@ -26,6 +31,21 @@ _EFFORTS = {
 }
 
 
+@dataclass(frozen=True)
+class Asked:
+    """A chat whose next turn is asked for, whatever route it came by.
+
+    Attributes:
+        messages: In the form of chat completions, as are the tools.
+        tools: What the prompt shows and what can be called.
+        options: Of the chat template.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    options: TemplateOptions
+
+
 class ChatPrompt(BaseModel):
     """The fields beside the messages that decide what a chat's prompt is, wherever it is asked for."""
 
@@ -33,7 +53,7 @@ class ChatPrompt(BaseModel):
 
     tools: list[Any] | None = None
     tool_choice: Any = "auto"
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    reasoning_effort: Effort | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
     @property
@@ -44,11 +64,7 @@ class ChatPrompt(BaseModel):
             InvalidField: Another choice.
         """
         if self.tool_choice not in ("auto", "none"):
-            raise InvalidField(
-                "tool_choice",
-                'only "auto" and "none" are supported yet; "required" and a named function come with '
-                "structured output",
-            )
+            raise InvalidField("tool_choice", CHOICE_LATER.format('"required" and a named function'))
         return self.tools if self.tools and self.tool_choice != "none" else None
 
     def options(self, defaults: Defaults) -> TemplateOptions:
@@ -57,25 +73,37 @@ class ChatPrompt(BaseModel):
         Raises:
             InvalidField: An unknown option, a wrong value, or two that contradict each other.
         """
-        options = TemplateOptions.from_mapping(self.chat_template_kwargs)
-        if self.reasoning_effort is not None:
-            effort = _EFFORTS.get(self.reasoning_effort)
-            if options.reasoning_effort not in (None, effort):
-                raise InvalidField(
-                    "reasoning_effort",
-                    "chat_template_kwargs.reasoning_effort says otherwise; give one of them",
-                )
-            if effort is None and options.enable_thinking:
-                raise InvalidField(
-                    "reasoning_effort",
-                    '"none" and chat_template_kwargs.enable_thinking contradict each other',
-                )
-            thinking = False if effort is None else options.enable_thinking
-            options = replace(options, reasoning_effort=effort, enable_thinking=thinking)
-        if options.enable_thinking is None and not defaults.thinking:
-            asks = self.reasoning_effort is not None or options.reasoning_effort is not None
-            options = replace(options, enable_thinking=asks)
-        return options
+        return template_options(self.reasoning_effort, self.chat_template_kwargs, defaults)
+
+
+def template_options(effort: str | None, kwargs: Mapping[str, Any], defaults: Defaults) -> TemplateOptions:
+    """Read the options of the chat template.
+
+    Args:
+        effort: One of OpenAI's words; None where the request has none.
+        kwargs: The field `chat_template_kwargs`.
+        defaults: The server's.
+
+    Raises:
+        InvalidField: An unknown option, a wrong value, or two that contradict each other.
+    """
+    options = TemplateOptions.from_mapping(kwargs)
+    if effort is not None:
+        known = _EFFORTS.get(effort)
+        if options.reasoning_effort not in (None, known):
+            raise InvalidField(
+                "reasoning_effort", "chat_template_kwargs.reasoning_effort says otherwise; give one of them"
+            )
+        if known is None and options.enable_thinking:
+            raise InvalidField(
+                "reasoning_effort", '"none" and chat_template_kwargs.enable_thinking contradict each other'
+            )
+        thinking = False if known is None else options.enable_thinking
+        options = replace(options, reasoning_effort=known, enable_thinking=thinking)
+    if options.enable_thinking is None and not defaults.thinking:
+        asks = effort is not None or options.reasoning_effort is not None
+        options = replace(options, enable_thinking=asks)
+    return options
 
 
 class ChatRequest(ChatPrompt, Drawing):
@@ -102,6 +130,14 @@ class ChatRequest(ChatPrompt, Drawing):
         check_top_logprobs(request.top_logprobs, "top_logprobs")
         return request
 
+    def chat(self, defaults: Defaults) -> Asked:
+        """Read what is asked, under the server's defaults.
+
+        Raises:
+            InvalidField: Tools or options that cannot be.
+        """
+        return Asked(self.messages, self.template_tools, self.options(defaults))
+
     def sampling(self, defaults: Defaults, context: int) -> Sampling:
         """Read how to draw, on a server with so large a context.
 
@@ -116,6 +152,7 @@ class ChatRequest(ChatPrompt, Drawing):
             defaults,
             context,
             caps,
+            stop=self.stop,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             parallel_calls=self.parallel_tool_calls,
             thinking_budget=self.thinking_budget,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from flashnext.engine.events import Drafts, Event, Reply, Usage
+from flashnext.server.errors import envelope
 from flashnext.server.logprobs import ChatLogprobs
+from flashnext.server.stream import CHUNKS, Framing
 from flashnext.server.usage import extras, speculation, told_reason, usage_of
 from flashnext.text.parser import ToolCall
 
@@ -42,6 +44,8 @@ class ChatResponse:
         new_call_id: Makes ids of tool calls.
         logprobs: Writes log-probabilities; None where they are not asked for.
     """
+
+    framing: ClassVar[Framing] = CHUNKS
 
     id: str
     model: str
@@ -135,6 +139,10 @@ class ChatResponse:
             return []
         metrics = speculation(state.drafts for state in self._choices)
         return [{**self._head("chat.completion.chunk"), "choices": [], "usage": self._usage(), **metrics}]
+
+    def error_chunks(self, error: Exception) -> list[dict[str, Any]]:
+        """Write what ends a stream that has failed."""
+        return [envelope(error)[1]]
 
     def _usage(self) -> dict[str, Any]:
         return usage_of(state.usage for state in self._choices)

@@ -85,7 +85,14 @@ class CompletionRequest(Drawing):
             InvalidField: A value out of its range.
         """
         caps = {} if self.max_tokens is None else {"max_tokens": max(1, self.max_tokens)}
-        return self.drawn(defaults, context, caps, logprobs=self.logprobs, prompt_logprobs=self.scores_prompt)
+        return self.drawn(
+            defaults,
+            context,
+            caps,
+            stop=self.stop,
+            logprobs=self.logprobs,
+            prompt_logprobs=self.scores_prompt,
+        )
 
 
 def _is_id(value: object) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from flashnext.engine.events import Drafts, Event, Reply, TokenLogprob, Usage, token_sha
+from flashnext.server.errors import envelope
 from flashnext.server.logprobs import TextLogprobs
+from flashnext.server.stream import CHUNKS, Framing
 from flashnext.server.usage import extras, speculation, total, usage_of
 from flashnext.text.tokenizer import Tokenizer
 
@@ -69,6 +71,8 @@ class CompletionResponse:
         end_usage: Whether the stream ends with a chunk of usage.
         each_usage: Whether each chunk has the usage so far.
     """
+
+    framing: ClassVar[Framing] = CHUNKS
 
     id: str
     model: str
@@ -155,6 +159,10 @@ class CompletionResponse:
             return []
         metrics = speculation(state.drafts for state in self.choices)
         return [{**self._head(), "choices": [], "usage": self._usage(), **metrics}]
+
+    def error_chunks(self, error: Exception) -> list[dict[str, Any]]:
+        """Write what ends a stream that has failed."""
+        return [envelope(error)[1]]
 
     def _usage(self) -> dict[str, Any]:
         by_prompt: dict[int, list[Usage]] = {}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from starlette.requests import Request
@@ -15,6 +13,7 @@ from flashnext.engine.sampling import Sampling
 from flashnext.server.body import read_body
 from flashnext.server.completion_request import MAX_SCORES, CompletionRequest, Prompt
 from flashnext.server.completion_response import Choice, CompletionResponse, Echo
+from flashnext.server.fields import told_as
 from flashnext.server.logprobs import TextLogprobs
 from flashnext.server.service import Service
 from flashnext.text.messages import InvalidField
@@ -38,7 +37,7 @@ async def completions(service: Service, http: Request) -> Response:
         for number, prompt in enumerate(prompts):
             field = f"prompt[{number}]" if asked.has_list else "prompt"
             requests: list[AsyncRequest] = []
-            with _told_as(field):
+            with told_as(prompt=field):
                 if asked.max_tokens == 0 and not asked.scores_prompt:
                     ids = await asyncio.to_thread(engine.check_prompt, prompt)
                 else:
@@ -74,14 +73,3 @@ async def completions(service: Service, http: Request) -> Response:
             each_usage=asked.stream_options.continuous_usage_stats,
         )
         return await running.respond(http, answer, stream=asked.stream)
-
-
-@contextmanager
-def _told_as(field: str) -> Iterator[None]:
-    """Name the place of a prompt among others in what is wrong with it."""
-    try:
-        yield
-    except InvalidField as error:
-        if not error.field.startswith("prompt"):
-            raise
-        raise type(error)(field + error.field.removeprefix("prompt"), error.problem) from None

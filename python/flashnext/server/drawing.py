@@ -1,9 +1,9 @@
-"""The fields that chat completions and completions share: how replies are drawn, how many, and their form."""
+"""The fields that routes share: how replies are drawn, and on the older ones how many and in what form."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -41,18 +41,14 @@ class StreamOptions(BaseModel):
     continuous_usage_stats: bool = False
 
 
-class Drawing(BaseModel):
-    """The shared fields, checked for type and range; `Sampling` checks the rest."""
+class Drawn(BaseModel):
+    """How a reply is drawn, on every route, checked for type and range; `Sampling` checks the rest."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     model: str = Field(min_length=1)
     stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    n: int = Field(1, ge=1, le=MAX_CHOICES)
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1)
-    max_tokens: int | None = Field(None, ge=1)
-    stop: Any = None
     temperature: float | None = Field(None, ge=0, le=100, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1)
     top_k: int | None = Field(None, ge=-1)
@@ -86,10 +82,7 @@ class Drawing(BaseModel):
                 ("include_obfuscation",),
                 unknown,
             )
-        try:
-            request = cls.model_validate(fields)
-        except ValidationError as error:
-            raise invalid(error) from None
+        request = checked(cls, fields)
         if request.min_tokens and not request.ignore_eos:
             raise InvalidField(
                 "min_tokens",
@@ -97,18 +90,14 @@ class Drawing(BaseModel):
             )
         return request
 
-    @property
-    def stream_usage(self) -> bool:
-        """Whether a stream tells usage."""
-        return self.stream_options.include_usage or self.stream_options.continuous_usage_stats
-
     def drawn(
         self,
         defaults: Defaults,
         context: int,
         caps: Mapping[str, int],
         *,
-        logprobs: int | None,
+        stop: Any = None,
+        logprobs: int | None = None,
         **more: Any,
     ) -> Sampling:
         """Say how to draw.
@@ -117,6 +106,7 @@ class Drawing(BaseModel):
             defaults: The server's. A cap of theirs beyond the context means the context.
             context: Largest prompt plus reply, in tokens.
             caps: The fields of the request that say how many tokens the reply has at most.
+            stop: Texts that end it, or one.
             logprobs: How many of the likeliest tokens to tell; None for no log-probabilities at all.
             more: Further fields of Sampling.
 
@@ -138,7 +128,7 @@ class Drawing(BaseModel):
             logit_bias=self._bias(),
             seed=self.seed,
             max_tokens=None if most is None else min(most, context),
-            stop=self._stops(),
+            stop=_stops(stop),
             stop_token_ids=self.stop_token_ids,
             logprobs=logprobs,
             draft=self.draft,
@@ -147,12 +137,6 @@ class Drawing(BaseModel):
             ignore_eos=self.ignore_eos,
             **more,
         )
-
-    def _stops(self) -> list[Any]:
-        stop = [] if self.stop is None else [self.stop] if isinstance(self.stop, str) else self.stop
-        if not isinstance(stop, list):
-            raise InvalidField("stop", f"expected text or a list of texts, found {self.stop!r}"[:200])
-        return stop
 
     def _bias(self) -> dict[int, float]:
         bias: dict[int, float] = {}
@@ -163,6 +147,42 @@ class Drawing(BaseModel):
         if len(bias) < len(self.logit_bias):
             raise InvalidField("logit_bias", "a token id stands twice")
         return bias
+
+
+class Drawing(Drawn):
+    """What chat completions and completions share."""
+
+    stream_options: StreamOptions = StreamOptions()
+    n: int = Field(1, ge=1, le=MAX_CHOICES)
+    max_tokens: int | None = Field(None, ge=1)
+    stop: Any = None
+
+    @property
+    def stream_usage(self) -> bool:
+        """Whether a stream tells usage."""
+        return self.stream_options.include_usage or self.stream_options.continuous_usage_stats
+
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def checked(kind: type[Body], fields: Mapping[str, Any]) -> Body:
+    """Check the honoured fields of a body.
+
+    Raises:
+        InvalidField: The first that is wrong.
+    """
+    try:
+        return kind.model_validate(fields)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def _stops(given: Any) -> list[Any]:
+    stop = [] if given is None else [given] if isinstance(given, str) else given
+    if not isinstance(stop, list):
+        raise InvalidField("stop", f"expected text or a list of texts, found {given!r}"[:200])
+    return stop
 
 
 def check_top_logprobs(wanted: int | None, field: str) -> None:

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from flashnext.engine.errors import ContextExceeded, EngineClosed, EngineFailed, MemoryShort
 from flashnext.errors import DeviceError, FlashnextError, InvalidArgument, OutOfMemory
 from flashnext.text.messages import InvalidField, cut
 from flashnext.text.written import TooLong
+
+MESSAGES = "/v1/messages"
+"""What the paths begin with whose errors have Anthropic's form."""
 
 MAX_MESSAGE = 1000
 MAX_PARAM = 200
@@ -21,6 +24,14 @@ MAX_PARAM = 200
 
 class ModelNotFound(InvalidField):
     """The request names a model that is not served."""
+
+
+class ResponseNotFound(InvalidField):
+    """The request asks for a response that is not kept."""
+
+
+class PreviousNotFound(InvalidField):
+    """The request goes on from a response that is not kept."""
 
 
 class BodyTooLarge(InvalidArgument):
@@ -75,6 +86,8 @@ _INVALID = "invalid_request_error"
 # The first class that fits counts: (exception, status, type, code)
 TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (ModelNotFound, 404, _INVALID, "model_not_found"),
+    (ResponseNotFound, 404, _INVALID, "response_not_found"),
+    (PreviousNotFound, 400, _INVALID, "previous_response_not_found"),
     (BodyTooLarge, 413, _INVALID, "body_too_large"),
     (BodyTimeout, 408, _INVALID, "body_timeout"),
     (WrongContentType, 415, _INVALID, "unsupported_media_type"),
@@ -109,6 +122,26 @@ def envelope(error: Exception) -> tuple[int, dict[str, Any]]:
     )
 
 
+# What Anthropic calls an error of a status; others are `invalid_request_error` below 500, else `api_error`.
+_ANTHROPIC = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+def anthropic_envelope(error: Exception, request_id: str) -> tuple[int, dict[str, Any]]:
+    """Find the status of an error and its body in Anthropic's form."""
+    status, body = envelope(error)
+    kind = _ANTHROPIC.get(status, _INVALID if status < 500 else "api_error")
+    told = {"type": kind, "message": body["error"]["message"]}
+    return status, {"type": "error", "error": told, "request_id": request_id}
+
+
 def logged(error: Exception) -> dict[str, Any]:
     """Say for the log what an error is: its text only where that is the server's own words."""
     status, body = envelope(error)
@@ -117,12 +150,11 @@ def logged(error: Exception) -> dict[str, Any]:
     return {**named, "error": told["message"]} if status >= 500 else named
 
 
-class ErrorResponse(JSONResponse):
-    """Answers with an error, and tells it to the log's line of the request."""
+class ErrorResponse(Response):
+    """Answers with an error in the form of its route, and tells it to the log's line of the request."""
 
     def __init__(self, error: Exception, headers: Mapping[str, str] | None = None) -> None:
-        """Write an error."""
-        status, body = envelope(error)
+        """Take an error, and headers to send with it."""
         more = dict(headers or {})
         if isinstance(error, Unready | MemoryShort):
             more["retry-after"] = str(error.retry_after_s)
@@ -130,13 +162,19 @@ class ErrorResponse(JSONResponse):
             more["www-authenticate"] = "Bearer"
         if isinstance(error, BodyTimeout | TooManyConnections):
             more["connection"] = "close"
-        super().__init__(body, status, more)
-        self._logged = logged(error)
+        super().__init__(status_code=envelope(error)[0], headers=more)
+        self._error = error
+        self._more = more
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the response."""
-        scope["state"]["detail"].update(self._logged)
-        await super().__call__(scope, receive, send)
+        detail = scope["state"]["detail"]
+        detail.update(logged(self._error))
+        if scope["path"].startswith(MESSAGES):
+            status, body = anthropic_envelope(self._error, detail["id"])
+        else:
+            status, body = envelope(self._error)
+        await JSONResponse(body, status, self._more)(scope, receive, send)
 
 
 def _body(message: str, error_type: str, param: str | None, code: str | None) -> dict[str, Any]:

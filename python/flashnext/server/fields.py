@@ -6,13 +6,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from flashnext.text.messages import InvalidField
 
 _log = logging.getLogger("flashnext.server")
+
+_HEAD = re.compile(r"\w+")
 
 Kind = Literal["honoured", "harmless", "refused"]
 
@@ -42,13 +46,14 @@ def _harmless(*names: str) -> dict[str, Rule]:
     return {name: Rule("harmless") for name in names}
 
 
-_SAMPLING = _honoured(
-    *("model", "stream", "stream_options", "n", "seed", "max_tokens", "stop", "logprobs"),
-    *("temperature", "top_p", "top_k", "min_p"),
+# What every route has that draws replies.
+_DRAWN = _honoured(
+    *("model", "stream", "seed", "temperature", "top_p", "top_k", "min_p"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
     *("ignore_eos", "min_tokens", "stop_token_ids"),
     *("cache", "draft", "priority", "return_token_ids"),
 )
+_SAMPLING = {**_DRAWN, **_honoured("stream_options", "n", "max_tokens", "stop", "logprobs")}
 _NO_EFFECT = _harmless("cache_prompt", "metadata", "service_tier", "store", "user")
 _LATER = "not supported yet"
 _GRAMMAR = {
@@ -85,6 +90,62 @@ COMPLETIONS: Table = {
     "best_of": Rule("refused", "give n, and choose among the replies", (1,)),
     "response_format": Rule("refused", f"{_LATER}; structured output is to come", ({"type": "text"},)),
     "suffix": Rule("refused", "the model does not fill in the middle", ("",)),
+}
+
+_PROMPT_CACHE = _harmless("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention")
+_UNTRUNCATED = Rule("refused", "nothing is left out of an input; send less of it", ("disabled",))
+_CONVERSATION = Rule("refused", "conversations are not kept; give previous_response_id")
+
+RESPONSES_COUNT: Table = {
+    **_honoured("model", "input", "instructions", "previous_response_id", "tools", "tool_choice"),
+    **_honoured("reasoning", "text", "chat_template_kwargs"),
+    **_harmless("parallel_tool_calls"),
+    "conversation": _CONVERSATION,
+    "personality": Rule("refused", "the model knows none; say it in instructions"),
+    "truncation": _UNTRUNCATED,
+}
+
+RESPONSES: Table = {
+    **_DRAWN,
+    **_honoured("input", "instructions", "previous_response_id", "tools", "tool_choice"),
+    **_honoured("reasoning", "text", "chat_template_kwargs", "max_output_tokens", "include"),
+    **_honoured("top_logprobs", "parallel_tool_calls", "thinking_budget", "metadata", "store", "stop"),
+    **_PROMPT_CACHE,
+    **_harmless("safety_identifier", "service_tier", "user", "stream_options", "max_tool_calls"),
+    **_harmless("access_programs", "background_options", "cache_prompt", "image"),
+    **_GRAMMAR,
+    "background": Rule("refused", "a response is told where it is asked for; leave it out", (False,)),
+    "context_management": Rule("refused", "nothing of a context is compacted here", ([],)),
+    "conversation": _CONVERSATION,
+    "moderation": Rule("refused", "there is no moderation here"),
+    "prompt": Rule("refused", "there are no templates here; give instructions and input"),
+    "response_format": Rule("refused", "give text.format", ({"type": "text"},)),
+    "truncation": _UNTRUNCATED,
+}
+
+_MESSAGES = _honoured(
+    *("model", "messages", "system", "tools", "tool_choice", "thinking", "output_config"),
+    "chat_template_kwargs",
+)
+_MESSAGES_NO_EFFECT = _harmless(
+    "cache_control", "context_management", "speed", "user_profile_id", "workspace_id"
+)
+
+MESSAGES_COUNT: Table = {
+    **_MESSAGES,
+    **_MESSAGES_NO_EFFECT,
+    "mcp_servers": Rule("refused", "this server runs no tools", ([],)),
+}
+
+MESSAGES: Table = {
+    **_DRAWN,
+    **_MESSAGES,
+    **_honoured("max_tokens", "stop_sequences"),
+    **_MESSAGES_NO_EFFECT,
+    **_harmless("metadata", "service_tier", "inference_geo", "diagnostics"),
+    "container": Rule("refused", "this server runs no code"),
+    "mcp_servers": Rule("refused", "this server runs no tools", ([],)),
+    "output_format": Rule("refused", f"{_LATER}; structured output is to come"),
 }
 
 # Of one message of a chat, whatever the route; `text.messages` reads and refuses them.
@@ -151,6 +212,26 @@ def honoured_fields(body: Mapping[str, Any], table: Table, unknown: Unknown) -> 
         elif rule.kind == "refused" and not any(_same(value, neutral) for neutral in rule.neutral):
             raise InvalidField(name, rule.note)
     return found
+
+
+@contextmanager
+def told_as(**names: str) -> Iterator[None]:
+    """Tell what is wrong under the names that the route has for fields.
+
+    Args:
+        names: What stands for each field, in whose way the error may go on: `messages="input"`.
+
+    Raises:
+        InvalidField: There was one in the block.
+    """
+    try:
+        yield
+    except InvalidField as error:
+        found = _HEAD.match(error.field)
+        head = found.group() if found else ""
+        if head not in names:
+            raise
+        raise type(error)(names[head] + error.field.removeprefix(head), error.problem) from None
 
 
 def _same(value: Any, neutral: Any) -> bool:

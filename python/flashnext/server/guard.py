@@ -122,7 +122,7 @@ def guarded(app: ASGIApp, settings: Settings, connections: Callable[[], int]) ->
     return CORSMiddleware(
         app,
         allow_origins=settings.cors_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],
-        expose_headers=["x-request-id", "retry-after"],
+        expose_headers=["x-request-id", "request-id", "retry-after"],
     )

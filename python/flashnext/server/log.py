@@ -58,7 +58,9 @@ class RequestLog:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers: list[tuple[bytes, bytes]] = list(message.get("headers", []))
-                message = {**message, "headers": [*headers, (b"x-request-id", request_id.encode())]}
+                # Under the names that OpenAI's and Anthropic's clients read.
+                ids = [(name, request_id.encode()) for name in (b"x-request-id", b"request-id")]
+                message = {**message, "headers": [*headers, *ids]}
             await send(message)
 
         try:

@@ -14,6 +14,10 @@ from flashnext.server import fields
 from flashnext.server.chat_request import ChatRequest
 from flashnext.server.completion_request import CompletionRequest
 from flashnext.server.drawing import StreamOptions
+from flashnext.server.messages_blocks import BLOCKS
+from flashnext.server.messages_request import MessagesCount, MessagesRequest
+from flashnext.server.responses_items import ITEMS
+from flashnext.server.responses_request import ResponsesCount, ResponsesRequest
 from flashnext.server.service import Service
 from flashnext.server.tokens import Detokenize, Tokenize
 from flashnext.version import VERSION
@@ -34,6 +38,19 @@ _ERROR = {
                 "code": {"type": ["string", "null"]},
             },
         }
+    },
+}
+_ANTHROPIC_ERROR = {
+    "type": "object",
+    "required": ["type", "error", "request_id"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": {"type": "string"}, "message": {"type": "string"}},
+        },
+        "request_id": {"type": "string"},
     },
 }
 _ID = {"type": "integer", "minimum": 0}
@@ -66,6 +83,54 @@ _MESSAGE = {
 }
 
 
+_ITEM = {
+    "type": "object",
+    "properties": {"type": {"enum": list(ITEMS)}, "role": {"enum": ["user", "assistant", "system"]}},
+}
+_INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM}]}
+_TURN = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": {"enum": ["user", "assistant", "system"]},
+        "content": {
+            "anyOf": [
+                {"type": "string"},
+                {
+                    "type": "array",
+                    "items": {"type": "object", "properties": {"type": {"enum": list(BLOCKS)}}},
+                },
+            ]
+        },
+    },
+}
+_RESPONSE = {
+    "type": "object",
+    "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
+    "properties": {
+        "object": {"const": "response"},
+        "status": {"enum": ["completed", "incomplete"]},
+        "output": {"type": "array", "items": {"type": "object", "required": ["id", "type", "status"]}},
+    },
+}
+_ITEMS_PAGE = {
+    "type": "object",
+    "required": ["object", "data", "first_id", "last_id", "has_more"],
+    "properties": {"object": {"const": "list"}, "data": {"type": "array"}},
+}
+_MESSAGE_REPLY = {
+    "type": "object",
+    "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
+    "properties": {
+        "type": {"const": "message"},
+        "content": {"type": "array", "items": {"type": "object", "required": ["type"]}},
+        "stop_reason": {
+            "enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+        },
+    },
+}
+
+
 def _reply(kind: str) -> dict[str, Any]:
     return {
         "type": "object",
@@ -78,6 +143,9 @@ def _reply(kind: str) -> dict[str, Any]:
     }
 
 
+_RESPONSE_ID = {"name": "response_id", "in": "path", "required": True, "schema": {"type": "string"}}
+
+
 def _object(*required: str) -> dict[str, Any]:
     return {"type": "object", "required": list(required)}
 
@@ -87,6 +155,7 @@ def description(names: tuple[str, ...]) -> dict[str, Any]:
     """Describe every route of a server whose model goes by these names."""
     name = {"type": "string", "enum": list(names)}
     messages = {"type": "array", "minItems": 1, "items": _MESSAGE}
+    turns = {"type": "array", "minItems": 1, "items": _TURN}
     chat = _body(ChatRequest, fields.CHAT, {"model": name, "messages": messages, "stop": _STOP})
     text = _body(CompletionRequest, fields.COMPLETIONS, {"model": name, "prompt": _PROMPT, "stop": _STOP})
     models = _object("id", "object", "created", "owned_by")
@@ -95,6 +164,45 @@ def description(names: tuple[str, ...]) -> dict[str, Any]:
             "Answer a chat", chat, _reply("chat.completion"), 503, 504, stream=True
         ),
         "/v1/completions": _post("Continue texts", text, _reply("text_completion"), 503, 504, stream=True),
+        "/v1/responses": _post(
+            "Answer an input",
+            _body(ResponsesRequest, fields.RESPONSES, {"model": name, "input": _INPUT}),
+            _RESPONSE,
+            503,
+            504,
+            stream=True,
+        ),
+        "/v1/responses/input_tokens": _post(
+            "Tokens that a response would read",
+            _body(ResponsesCount, fields.RESPONSES_COUNT, {"input": _INPUT}),
+            _object("object", "input_tokens"),
+            503,
+        ),
+        "/v1/responses/{response_id}": {
+            **_get("A response that is kept", _RESPONSE, 400, 401, 404),
+            **_get("Forget a response", _object("id", "object", "deleted"), 401, 404, method="delete"),
+            "parameters": [_RESPONSE_ID],
+        },
+        "/v1/responses/{response_id}/input_items": {
+            **_get("The input of a response that is kept", _ITEMS_PAGE, 400, 401, 404),
+            "parameters": [_RESPONSE_ID],
+        },
+        "/v1/messages": _post(
+            "Answer a chat in Anthropic's form",
+            _body(MessagesRequest, fields.MESSAGES, {"model": name, "messages": turns}),
+            _MESSAGE_REPLY,
+            503,
+            504,
+            stream=True,
+            error="AnthropicError",
+        ),
+        "/v1/messages/count_tokens": _post(
+            "Tokens that a message would read",
+            _body(MessagesCount, fields.MESSAGES_COUNT, {"model": name, "messages": turns}),
+            _object("input_tokens"),
+            503,
+            error="AnthropicError",
+        ),
         "/tokenize": _post(
             "Tokens of a text or of a chat's prompt",
             _body(Tokenize, fields.TOKENIZE),
@@ -118,7 +226,11 @@ def description(names: tuple[str, ...]) -> dict[str, Any]:
         "info": {"title": "flashnext", "version": VERSION},
         "paths": paths,
         "components": {
-            "schemas": {"Error": _ERROR, "StreamOptions": StreamOptions.model_json_schema()},
+            "schemas": {
+                "Error": _ERROR,
+                "AnthropicError": _ANTHROPIC_ERROR,
+                "StreamOptions": StreamOptions.model_json_schema(),
+            },
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
@@ -150,8 +262,8 @@ def _untitled(schema: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key != "title"}
 
 
-def _errors(*statuses: int) -> dict[str, Any]:
-    body = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+def _errors(*statuses: int, form: str = "Error") -> dict[str, Any]:
+    body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{form}"}}}
     return {str(status): {"description": "An error.", "content": body} for status in statuses}
 
 
@@ -163,7 +275,12 @@ def _ok(schema: dict[str, Any], *, stream: bool = False) -> dict[str, Any]:
 
 
 def _post(
-    summary: str, body: dict[str, Any], answer: dict[str, Any], *errors: int, stream: bool = False
+    summary: str,
+    body: dict[str, Any],
+    answer: dict[str, Any],
+    *errors: int,
+    stream: bool = False,
+    error: str = "Error",
 ) -> dict[str, Any]:
     return {
         "post": {
@@ -171,7 +288,7 @@ def _post(
             "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
             "responses": {
                 "200": _ok(answer, stream=stream),
-                **_errors(400, 401, 403, 404, 413, 415, *errors),
+                **_errors(400, 401, 403, 404, 413, 415, *errors, form=error),
             },
             "security": [{}, {"bearer": []}, {"key": []}],
         }
@@ -183,8 +300,10 @@ def _text(summary: str) -> dict[str, Any]:
     return {"get": {"summary": summary, "responses": {"200": ok, **_errors(403)}}}
 
 
-def _get(summary: str, answer: dict[str, Any], *errors: int, own: int | None = None) -> dict[str, Any]:
+def _get(
+    summary: str, answer: dict[str, Any], *errors: int, own: int | None = None, method: str = "get"
+) -> dict[str, Any]:
     responses = {"200": _ok(answer), **_errors(403, *errors)}
     if own is not None:
         responses[str(own)] = _ok(answer)
-    return {"get": {"summary": summary, "responses": responses}}
+    return {method: {"summary": summary, "responses": responses}}

@@ -134,6 +134,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="/health fails once a step of the engine takes so many seconds (default 120)",
     )
+    limits.add_argument(
+        "--max-responses",
+        type=_whole(0),
+        default=1000,
+        metavar="N",
+        help="replies of /v1/responses kept in memory for previous_response_id, the oldest goes first; 0 for "
+        "none (default 1000)",
+    )
+    limits.add_argument(
+        "--max-responses-size",
+        type=number(0, 2**20),
+        default=64.0,
+        metavar="MIB",
+        help="what these may take with their chats, in MiB of JSON (default 64)",
+    )
     log = parser.add_argument_group("log, written to stderr")
     log.add_argument(
         "--log-level",
@@ -247,6 +262,8 @@ def settings_of(args: argparse.Namespace, name: str, path: str) -> Settings:
         stall_s=args.stall_timeout,
         drain_s=args.drain,
         patience_s=args.client_timeout,
+        max_responses=args.max_responses,
+        max_responses_bytes=int(args.max_responses_size * MIB),
         log_prompts=args.log_prompts,
         record=args.record,
     )

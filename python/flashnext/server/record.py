@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,9 +10,11 @@ from typing import Any
 from flashnext.engine.engine import Engine
 from flashnext.engine.sampling import Sampling
 from flashnext.errors import InvalidArgument
-from flashnext.server.chat_request import ChatRequest
+from flashnext.server.chat_request import Asked, ChatRequest
 from flashnext.server.completion_request import CompletionRequest
 from flashnext.server.fields import Unknown
+from flashnext.server.messages_request import MessagesRequest
+from flashnext.server.responses_request import ResponsesRequest
 from flashnext.server.settings import Defaults
 from flashnext.text.jsontext import dumps, loads
 
@@ -75,25 +77,31 @@ class Record:
     def replay(self, engine: Engine) -> Iterator[str]:
         """Answer it again, reply by reply; gives their fingerprints."""
         unknown, defaults = Unknown(), Defaults(**self.defaults)
-        if self.route == "/v1/chat/completions":
-            chat = ChatRequest.read(self.body, unknown)
+        if self.route != "/v1/completions":
+            turn, sampling = _chat(self.route, self.body, unknown, defaults, engine.context)
             for seed in self.seeds:
-                yield (
-                    engine.generate(
-                        chat.messages,
-                        sampling=_alone(chat.sampling(defaults, engine.context), seed),
-                        tools=chat.template_tools,
-                        options=chat.options(defaults),
-                    )
-                    .result()
-                    .token_sha
+                request = engine.generate(
+                    turn.messages, sampling=_alone(sampling, seed), tools=turn.tools, options=turn.options
                 )
+                yield request.result().token_sha
         else:
             asked = CompletionRequest.read(self.body, unknown)
             sampling = asked.sampling(defaults, engine.context)
             for i, seed in enumerate(self.seeds):
                 prompt = asked.prompts()[i // asked.n]
                 yield engine.generate(prompt, sampling=_alone(sampling, seed)).result().token_sha
+
+
+def _chat(
+    route: str, body: Mapping[str, Any], unknown: Unknown, defaults: Defaults, context: int
+) -> tuple[Asked, Sampling]:
+    """Read a body of one of the routes of chats."""
+    if route == "/v1/messages":
+        message = MessagesRequest.read(body, unknown)
+        return message.chat(), message.sampling(defaults, context)
+    kind = ResponsesRequest if route == "/v1/responses" else ChatRequest
+    asked = kind.read(body, unknown)
+    return asked.chat(defaults), asked.sampling(defaults, context)
 
 
 def _alone(sampling: Sampling, seed: int) -> Sampling:

@@ -22,6 +22,7 @@ from flashnext.server.fields import Unknown
 from flashnext.server.metrics import Metrics
 from flashnext.server.queue import Queue
 from flashnext.server.record import Record
+from flashnext.server.responses_store import ResponseStore
 from flashnext.server.settings import Settings
 from flashnext.server.usage import extras, told_reason
 from flashnext.version import VERSION
@@ -42,6 +43,7 @@ class Service:
         n_connections: Counts the open connections.
         loaded: The engine, None while it is being loaded.
         queue: The open replies.
+        responses: Those that are kept for others to go on from.
         fingerprint: What stands for the model, its numbers and this version.
         metrics: What has been counted.
     """
@@ -72,6 +74,7 @@ class Service:
         self.new_id = new_id
         self.loaded: Engine | None = None
         self.queue = Queue(1, settings.max_queue, clock_s)
+        self.responses = ResponseStore(settings.max_responses, settings.max_responses_bytes)
         self.fingerprint = ""
         self.metrics = Metrics()
 

@@ -44,6 +44,8 @@ class Settings:
         stall_s: An engine that is in one step for this long counts as wedged.
         drain_s: How long open replies may go on once the server is told to end.
         keepalive_s: A stream sends a comment whenever the client has seen nothing for this long.
+        max_responses: Responses that are kept in memory for others to go on from; 0 for none.
+        max_responses_bytes: What they may say together.
         patience_s: A client that sends no request or not all of one, or takes nothing of a response, for this
             long is not waited for any more.
         log_prompts: Log what requests say.
@@ -66,5 +68,7 @@ class Settings:
     drain_s: float = 10.0
     keepalive_s: float = 5.0
     patience_s: float = 60.0
+    max_responses: int = 1000
+    max_responses_bytes: int = 64 * MIB
     log_prompts: bool = False
     record: Path | None = None

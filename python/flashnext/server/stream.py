@@ -6,10 +6,13 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+from flashnext.text.jsontext import dumps
 
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -17,6 +20,38 @@ _HEADERS = {
     "x-accel-buffering": "no",
 }
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+@dataclass(frozen=True)
+class Framing:
+    """How a route writes the objects of a stream.
+
+    Attributes:
+        named: Whether an `event:` line tells the type of each.
+        end: What comes behind the last.
+        still: What a client is sent that has seen nothing for a while.
+    """
+
+    named: bool
+    end: str
+    still: str
+
+    def encode(self, one: Mapping[str, Any]) -> str:
+        """Write an object as JSON; only where events have names does it tell numbers of the request."""
+        return dumps(one, separators=(",", ":")) if self.named else _encode(one)
+
+    def write(self, one: Mapping[str, Any]) -> str:
+        """Write an object of a stream."""
+        name = f"event: {one['type']}\n" if self.named else ""
+        return f"{name}data: {self.encode(one)}\n\n"
+
+
+CHUNKS = Framing(named=False, end="data: [DONE]\n\n", still=": still here\n\n")
+"""Of OpenAI's completions."""
+EVENTS = Framing(named=True, end="", still=": still here\n\n")
+"""Of OpenAI's responses; the last event says itself that it is."""
+PINGS = Framing(named=True, end="", still='event: ping\ndata: {"type":"ping"}\n\n')
+"""Of Anthropic's messages."""
 
 
 class ClientGone(Exception):
@@ -56,7 +91,7 @@ async def while_there(receive: Receive) -> AsyncGenerator[None]:
 
 
 class EventStream(Response):
-    """Sends objects as server-sent events as they come, and `[DONE]` after the last.
+    """Sends objects as server-sent events as they come.
 
     Headers go out at once. The objects' iterator is closed whatever happens: when it ends, when it fails (it
     is meant to turn its own errors into objects) and when the client goes.
@@ -65,6 +100,7 @@ class EventStream(Response):
     def __init__(
         self,
         batches: AsyncGenerator[Sequence[Mapping[str, Any]]],
+        framing: Framing = CHUNKS,
         *,
         keepalive_s: float,
         on_end: Callable[[bool], object],
@@ -73,12 +109,14 @@ class EventStream(Response):
 
         Args:
             batches: What to send; the objects of a batch go out together, and there may be none in it.
-            keepalive_s: A client that has been sent nothing for this long is sent a comment.
+            framing: How they are written.
+            keepalive_s: A client that has been sent nothing for this long is sent that all is well.
             on_end: Called once at the end with whether the client was gone before it.
         """
         super().__init__(headers=_HEADERS)
         del self.headers["content-length"]
         self._batches = batches
+        self._framing = framing
         self._keepalive_s = keepalive_s
         self._on_end = on_end
         self._sent_s = 0.0  # when something was sent last, by the event loop's clock
@@ -100,14 +138,14 @@ class EventStream(Response):
         try:
             async for batch in self._batches:
                 if batch:
-                    await self._write(send, "".join([f"data: {_encode(one)}\n\n" for one in batch]))
-            await self._write(send, "data: [DONE]\n\n", more=False)
+                    await self._write(send, "".join(map(self._framing.write, batch)))
+            await self._write(send, self._framing.end, more=False)
         finally:
             comments.cancel()
             await self._batches.aclose()
 
     async def _keep_alive(self, send: Send) -> None:
-        """Send a comment whenever nothing has been sent for a while."""
+        """Send a sign of life whenever nothing has been sent for a while."""
         now_s = asyncio.get_running_loop().time
         self._sent_s = now_s()
         while True:
@@ -115,7 +153,7 @@ class EventStream(Response):
             if rest_s > 0:
                 await asyncio.sleep(rest_s)
             else:
-                await self._write(send, ": still here\n\n")
+                await self._write(send, self._framing.still)
 
     async def _write(self, send: Send, text: str, *, more: bool = True) -> None:
         await send({"type": "http.response.body", "body": text.encode(), "more_body": more})

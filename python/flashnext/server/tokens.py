@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from flashnext.engine.engine import Engine
 from flashnext.server.body import read_body
 from flashnext.server.chat_request import ChatPrompt
-from flashnext.server.drawing import invalid
+from flashnext.server.drawing import checked
 from flashnext.server.fields import DETOKENIZE, TOKENIZE, Table, honoured_fields, know_messages
 from flashnext.server.service import Service
 from flashnext.text.messages import InvalidField
@@ -102,10 +102,7 @@ async def _read(service: Service, http: Request, table: Table, kind: type[_Body]
     """Read and check a body."""
 
     def read(body: dict[str, Any]) -> _Body:
-        try:
-            asked = kind.model_validate(honoured_fields(body, table, service.unknown))
-        except ValidationError as error:
-            raise invalid(error) from None
+        asked = checked(kind, honoured_fields(body, table, service.unknown))
         if asked.model is not None:
             service.require_model(asked.model)
         return asked

@@ -1,0 +1,159 @@
+"""The items of a response's input as the messages of a chat, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from flashnext.server.chat_form import (
+    arguments_in,
+    call,
+    joined_text,
+    know,
+    objects,
+    refused_type,
+    text_in,
+    tool_name,
+    unseal,
+)
+from flashnext.server.fields import Unknown
+from flashnext.text.jsontext import dumps
+from flashnext.text.messages import InvalidField, cut
+
+_MARKS = ("id", "type", "status")
+# What each type of item may have; the first of them, `type`, may be absent of messages.
+ITEMS: dict[str, tuple[str, ...]] = {
+    "message": (*_MARKS, "role", "content", "phase"),
+    "reasoning": (*_MARKS, "content", "summary", "encrypted_content"),
+    "function_call": (*_MARKS, "name", "arguments", "call_id", "caller", "namespace", "async"),
+    "function_call_output": (*_MARKS, "output", "call_id", "caller", "name", "namespace"),
+}
+_ROLES = ("user", "assistant", "system", "developer")
+_PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+def input_items(given: Any) -> list[dict[str, Any]]:
+    """Read the field `input`: items, or text, which is a message of the user.
+
+    Raises:
+        InvalidField: It is something else.
+    """
+    if isinstance(given, str):
+        return [{"type": "message", "role": "user", "content": given}]
+    return objects(given, "input")
+
+
+def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str, Any]]:
+    """Bring items into the form of a chat.
+
+    Thoughts, a message and calls that follow each other in this order are one turn of the assistant.
+
+    Args:
+        items: What `input` has.
+        unknown: What is done about unknown fields.
+
+    Raises:
+        InvalidField: What cannot be read, with its place.
+    """
+    messages: list[dict[str, Any]] = []
+    turn: dict[str, Any] = {}  # the assistant's, while it may go on
+
+    def begin() -> dict[str, Any]:
+        messages.append({"role": "assistant", "content": None})
+        return messages[-1]
+
+    for i, item in enumerate(items):
+        field = f"input[{i}]"
+        kind = "message" if item.get("type") is None else item["type"]
+        if not isinstance(kind, str) or kind not in ITEMS:
+            raise refused_type(kind, f"{field}.type", ITEMS)
+        know(item, ITEMS[kind], field, unknown)
+        if kind == "message":
+            role = item.get("role")
+            if role not in _ROLES:
+                raise InvalidField(
+                    f"{field}.role", f"expected one of {', '.join(_ROLES)}, found {cut(repr(role), 80)}"
+                )
+            said = joined_text(item.get("content"), f"{field}.content", _PARTS, unknown)
+            if role != "assistant":
+                turn = {}
+                messages.append({"role": role, "content": said})
+                continue
+            turn = begin() if not turn or turn["content"] is not None else turn
+            turn["content"] = said
+        elif kind == "reasoning":
+            thoughts = _thoughts(item, field, unknown)
+            turn = begin() if not turn or turn["content"] is not None or "tool_calls" in turn else turn
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
+        elif kind == "function_call":
+            found = call(
+                tool_name(item, field),
+                arguments_in(text_in(item, "arguments", field), f"{field}.arguments"),
+                _call_id(item, field),
+            )
+            turn = turn or begin()
+            turn.setdefault("tool_calls", []).append(found)
+        else:
+            turn = {}
+            output = joined_text(item.get("output"), f"{field}.output", _PARTS, unknown)
+            messages.append({"role": "tool", "content": output, "tool_call_id": _call_id(item, field)})
+    return messages
+
+
+def items_of(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Write messages that `chat_of` made as items again."""
+    items: list[dict[str, Any]] = []
+    for message in messages:
+        if message["role"] == "tool":
+            items.append(
+                {
+                    "type": "function_call_output",
+                    "call_id": message["tool_call_id"],
+                    "output": message["content"],
+                }
+            )
+            continue
+        if "reasoning_content" in message:
+            part = {"type": "reasoning_text", "text": message["reasoning_content"]}
+            items.append({"type": "reasoning", "summary": [], "content": [part]})
+        if message["content"] is not None:
+            items.append({"type": "message", "role": message["role"], "content": message["content"]})
+        for one in message.get("tool_calls", ()):
+            function = one["function"]
+            given = function["arguments"]
+            text = given if isinstance(given, str) else dumps(given)
+            items.append(
+                {"type": "function_call", "call_id": one["id"], "name": function["name"], "arguments": text}
+            )
+    return items
+
+
+def listed(items: Sequence[dict[str, Any]], suffix: str) -> list[dict[str, Any]]:
+    """Write items as they are told back: messages with their parts, and each with an id.
+
+    Args:
+        items: As they came.
+        suffix: What makes ids that this server gives its own.
+    """
+    out: list[dict[str, Any]] = []
+    for i, item in enumerate(items):
+        kind = item.get("type") or "message"
+        whole = {"id": f"item_{i}_{suffix}", "status": "completed", **item, "type": kind}
+        if kind == "message" and isinstance(item.get("content"), str):
+            part = "output_text" if item.get("role") == "assistant" else "input_text"
+            more: dict[str, Any] = {"annotations": []} if part == "output_text" else {}
+            whole["content"] = [{"type": part, "text": item["content"], **more}]
+        out.append(whole)
+    return out
+
+
+def _thoughts(item: dict[str, Any], field: str, unknown: Unknown) -> str:
+    """Read what an item of thoughts says: the thoughts themselves, else sealed ones, else their summary."""
+    said = joined_text(item.get("content"), f"{field}.content", {"reasoning_text": "text"}, unknown)
+    summary = joined_text(item.get("summary"), f"{field}.summary", {"summary_text": "text"}, unknown)
+    return said or unseal(item.get("encrypted_content")) or summary
+
+
+def _call_id(item: dict[str, Any], field: str) -> str | None:
+    found = item.get("call_id")
+    return None if found is None else text_in(item, "call_id", field)

@@ -1,0 +1,88 @@
+"""Responses that are kept in memory, for others to go on from and to be told again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from flashnext.server.errors import ResponseNotFound
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A response with the chat that it ends.
+
+    Attributes:
+        response: As it was told.
+        items: What its own request had as input, as it is told back.
+        messages: The whole chat behind it in the form of chat completions, its own turn last, and without
+            instructions, which are each request's own.
+        n_bytes: What all of it takes as JSON. Turns that several responses share count in each.
+    """
+
+    response: dict[str, Any]
+    items: list[dict[str, Any]]
+    messages: list[dict[str, Any]]
+    n_bytes: int
+
+
+class ResponseStore:
+    """Keeps responses by their id; the one that was used longest ago goes first. Used by one event loop.
+
+    Attributes:
+        n_bytes: What those that are kept take.
+    """
+
+    def __init__(self, most: int, most_bytes: int) -> None:
+        """Start with none, and keep so many and so much at most."""
+        self._most = most
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self.n_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def put(self, response_id: str, kept: Kept) -> None:
+        """Keep a response, unless it is larger than all may be together."""
+        if self._most == 0 or kept.n_bytes > self._most_bytes:
+            return
+        self._kept[response_id] = kept
+        self.n_bytes += kept.n_bytes
+        while len(self._kept) > self._most or self.n_bytes > self._most_bytes:
+            _, gone = self._kept.popitem(last=False)
+            self.n_bytes -= gone.n_bytes
+
+    def get(self, response_id: str) -> Kept | None:
+        """Find a response, which counts as used then."""
+        if response_id in self._kept:
+            self._kept.move_to_end(response_id)
+        return self._kept.get(response_id)
+
+    def require(self, response_id: str) -> Kept:
+        """Find a response that a request asks for.
+
+        Raises:
+            ResponseNotFound: It is not kept.
+        """
+        kept = self.get(response_id)
+        if kept is None:
+            raise ResponseNotFound("response_id", NOT_KEPT.format(response_id[:100]))
+        return kept
+
+    def delete(self, response_id: str) -> None:
+        """Forget a response.
+
+        Raises:
+            ResponseNotFound: It is not kept.
+        """
+        self.n_bytes -= self.require(response_id).n_bytes
+        del self._kept[response_id]
+
+
+NOT_KEPT = (
+    "{!r} is not kept here: it may be too old, was sent with store: false, or belongs to a server that has "
+    "ended; send the whole input"
+)
+"""Why a response is not found."""
