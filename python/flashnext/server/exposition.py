@@ -8,7 +8,7 @@ from itertools import accumulate
 from typing import Generic, TypeVar
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -25,6 +25,8 @@ from flashnext.engine.engine import Engine
 from flashnext.engine.events import Counts, MemoryUse, SpreadCounts
 from flashnext.server.service import Service
 from flashnext.version import VERSION
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 GUARD_STATES = ("ok", "shrink", "refuse")
 
@@ -407,7 +409,7 @@ class _Collector(Collector):
 
 def registry_of(service: Service) -> CollectorRegistry:
     """Make the registry of one server; nothing of it is global."""
-    registry = CollectorRegistry(support_collectors_without_names=True)
+    registry = CollectorRegistry()
     registry.register(_Collector(service))
     return registry
 
@@ -416,7 +418,7 @@ async def metrics(service: Service, http: Request) -> Response:
     """GET /metrics."""
     # One form, which every collector reads: in OpenMetrics the library respells the colons of vLLM's names.
     data = generate_latest(registry_of(service))
-    return Response(data, headers={"content-type": CONTENT_TYPE_PLAIN_0_0_4})
+    return Response(data, headers={"content-type": CONTENT_TYPE})
 
 
 def _families(row: Metric[Source], values: Values, model: str) -> Iterator[Family]:
