@@ -146,6 +146,17 @@ def test_answers_are_those_of_the_server_in_the_form_of_openai(tmp_path: Path) -
             assert said(answer) == said(direct)
 
 
+def test_a_response_is_the_chat_with_the_same_prompt_and_seed(tmp_path: Path) -> None:
+    chat = {"messages": SUM, "seed": 3, "max_tokens": 9}
+    body = {"model": "flashnext", "input": SUM, "seed": 3, "max_output_tokens": 9, "store": False}
+    target = tmp_path / "out.jsonl"
+    lines = [chat, {"url": "/v1/responses", "body": body}]
+    assert run(write(tmp_path / "in.jsonl", lines), target).returncode == 0
+    whole, response = (answer["response"]["body"] for answer in read(target))
+    assert response["object"] == "response"
+    assert response["flashnext"]["token_sha"] == whole["choices"][0]["flashnext"]["token_sha"]
+
+
 def test_plain_lines_get_the_model_and_a_seed_by_their_number(tmp_path: Path) -> None:
     lines = [{"prompt": "a", "max_tokens": 8, "temperature": 1}] * 2 + [{"messages": SUM, "max_tokens": 2}]
     source, seeds = write(tmp_path / "in.jsonl", lines), dict[Path, list[str]]()

@@ -127,6 +127,9 @@ def test_chats_that_begin_alike_go_to_one_server_and_others_spread(front: Front)
     assert len({front.ask(chat(parts, turn)) for turn in "abc"}) == 1
     long = "a" * 300_000
     assert len({front.ask(chat(long + system, turn)) for system in systems[:1] for turn in "abc"}) == 1
+    texts = {front.ask({"input": f"{n}"}) for n in range(40)}
+    items = {front.ask({"input": [{"role": "user", "content": f"{n}"}]}) for n in range(40)}
+    assert texts == items == set(front.ports)
     prompts = {front.ask({"prompt": f"{n} +"}) for n in range(40)}
     assert prompts == set(front.ports)
 

@@ -13,7 +13,6 @@ from flashnext.text.jsontext import clean_text, loads
 from flashnext.text.messages import cut
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-_SEEDED = (CHAT, COMPLETIONS)
 _PLAIN = {"messages": CHAT, "prompt": COMPLETIONS}
 _BOM = b"\xef\xbb\xbf"
 
@@ -120,7 +119,7 @@ class Reading:
             return Line(number, digest, custom_id, problem=problem)
         if body.get("model") is None:
             body["model"] = self.model
-        if url in _SEEDED and body.get("seed") is None:
+        if body.get("seed") is None:
             body["seed"] = seed_of(self.seed, number)
         return Line(number, digest, custom_id, url, body)
 

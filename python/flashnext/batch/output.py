@@ -109,7 +109,8 @@ class Output:
         if found is not None and found.digest != line.digest:
             raise InvalidArgument(
                 f"{self.path.name} has an answer to line {line.number} as it was with another text, other "
-                "settings or another --seed; take the former ones, or another file for the output"
+                "settings, another --seed or another model; take the former ones, or another "
+                "file for the output"
             )
         return found is not None
 

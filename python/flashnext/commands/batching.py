@@ -150,7 +150,9 @@ def _answer(args: argparse.Namespace) -> tuple[int, int, str]:
             for warning in (*engine.loaded.checkpoint.warnings, *engine.plan.warnings, *engine.warnings):
                 print(f"flashnext: warning: {warning}", file=sys.stderr)
             offline = Offline(engine, settings)
-            reading = Reading(URLS, settings.names[0], args.seed, repr(asdict(settings.defaults)))
+            fingerprint = offline.service.fingerprint
+            key = f"{fingerprint} {asdict(settings.defaults)}"
+            reading = Reading(URLS, settings.names[0], args.seed, key)
             bar = _Bar(n_lines, engine)
             with bar.shown():
                 asyncio.run(
@@ -159,7 +161,7 @@ def _answer(args: argparse.Namespace) -> tuple[int, int, str]:
                         output,
                         partial(_post, offline),
                         ahead=AHEAD * engine.parallel,
-                        fingerprint=offline.service.fingerprint,
+                        fingerprint=fingerprint,
                         told=bar.told,
                     )
                 )

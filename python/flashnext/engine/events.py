@@ -143,7 +143,7 @@ class Work:
         read_tokens: That passed through the model in prompt chunks, of histories and of replies that go on
             after a preemption too.
         reply_tokens: Of replies.
-        passes: Prompt chunks, each of one prompt or of several.
+        passes: Prompt chunks, each of one prompt or of several, or of a history.
         rounds: Of all sequences together.
         proposed: Drafts that were verified.
         kept: Windows with drafts, by how many of them were kept, from 0.

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, compile_path
 from starlette.types import ASGIApp
 
 from flashnext.errors import FlashnextError
@@ -17,6 +18,7 @@ from flashnext.server import chat, completions, exposition, info, messages, open
 from flashnext.server.errors import ErrorResponse
 from flashnext.server.guard import guarded
 from flashnext.server.log import RequestLog
+from flashnext.server.metrics import Metrics
 from flashnext.server.service import Service
 from flashnext.server.stream import ClientGone
 
@@ -74,14 +76,16 @@ def create_app(service: Service) -> RequestLog:
         app,
         new_id=service.new_id,
         clock_s=service.clock_s,
-        told=lambda path, status, detail: service.metrics.request(_route_of(path), status, detail),
+        told=_counted(service.metrics, [path for _, path, _ in routes]),
     )
 
 
-def _route_of(path: str) -> str:
-    """Name a path's route for the metrics, which have no more of them than there are."""
-    for _, route, _ in ROUTES:
-        fixed, _, parameter = route.partition("{")
-        if path == route or (parameter and path.startswith(fixed)):
-            return route
-    return "other"
+def _counted(metrics: Metrics, paths: Iterable[str]) -> Callable[[str, int, Mapping[str, Any]], None]:
+    """Count requests by their routes, of which the metrics have no more than there are."""
+    patterns = [(compile_path(path)[0], path) for path in dict.fromkeys(paths)]
+
+    def told(path: str, status: int, detail: Mapping[str, Any]) -> None:
+        route = next((route for pattern, route in patterns if pattern.match(path)), "other")
+        metrics.request(route, status, detail)
+
+    return told

@@ -247,7 +247,12 @@ ENGINE: tuple[Metric[Facts], ...] = (
         lambda f: f.counts.work.gaps,
         aliases=("vllm:inter_token_latency_seconds",),
     ),
-    Metric("flashnext_prompt_passes", "counter", "Prompt chunks.", lambda f: f.counts.work.passes),
+    Metric(
+        "flashnext_prompt_passes",
+        "counter",
+        "Prompt chunks, those of histories too.",
+        lambda f: f.counts.work.passes,
+    ),
     Metric("flashnext_rounds", "counter", "Rounds of all replies together.", lambda f: f.counts.work.rounds),
     Metric(
         "flashnext_preemptions",
