@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ import pytest
 from flashnext import _core
 from flashnext.engine.engine import BUNDLED
 from flashnext.engine.load import load_model
+from flashnext.server.fields import MESSAGES, MESSAGES_COUNT
+from flashnext.server.messages_blocks import BLOCKS
+from flashnext.server.messages_request import TOOL
 from flashnext.text.tokenizer import Tokenizer
 from support.serving import ServerProcess, server_process
 
@@ -80,6 +84,153 @@ def test_litellm_knows_a_prompt_that_is_too_long(litellm: Any, server: ServerPro
     more = {"model": f"openai/{MODEL}", "api_base": server.url, "api_key": "none", "num_retries": 0}
     with pytest.raises(litellm.exceptions.ContextWindowExceededError, match="8192"):
         litellm.completion(messages=long, **more)
+
+
+def test_litellm_speaks_responses_streamed_and_whole(litellm: Any, server: ServerProcess) -> None:
+    more = {"model": f"openai/{MODEL}", "api_base": server.url, "api_key": "none", "temperature": 0}
+    whole = litellm.responses(input=QUESTION, **more)
+    assert whole.output[-1].content[0].text == "3 + 4 = 7"
+    assert (whole.usage.input_tokens, whole.usage.output_tokens) == (18, 28)
+    events = list(litellm.responses(input=QUESTION, stream=True, **more))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == "3 + 4 = 7"
+    assert events[-1].type == "response.completed" and events[-1].response.usage.output_tokens == 28
+    second = litellm.responses(input="And 1 + 1?", previous_response_id=whole.id, **more)
+    assert second.usage.input_tokens > whole.usage.input_tokens + whole.usage.output_tokens
+    with pytest.raises(litellm.exceptions.BadRequestError, match="top_p"):
+        litellm.responses(input=QUESTION, top_p=2, num_retries=0, **more)
+
+
+def test_litellm_speaks_messages_with_thoughts_and_tools(litellm: Any, server: ServerProcess) -> None:
+    base = server.url.removesuffix("/v1")
+    more = {"model": f"anthropic/{MODEL}", "api_base": base, "api_key": "none", "temperature": 0}
+    more["allowed_openai_params"] = ["thinking"]  # it does not know what this model can
+    think: Any = {"type": "enabled", "budget_tokens": 1024}
+    reply = litellm.completion(messages=SUM, thinking=think, max_tokens=2000, **more)
+    assert reply.choices[0].message.content == "3 + 4 = 7"
+    assert reply.choices[0].message.reasoning_content == "3 + 4 = 7. So 3 + 4 = 7."
+    assert (reply.usage.prompt_tokens, reply.usage.completion_tokens) == (18, 28)
+    chunks = list(litellm.completion(messages=SUM, thinking=think, max_tokens=2000, stream=True, **more))
+    built = litellm.stream_chunk_builder(chunks, messages=SUM)
+    assert built.choices[0].message.content == "3 + 4 = 7"
+    assert built.usage.completion_tokens == 28
+    case = tool_case()
+    thinks = {"thinking": think} if case["enable_thinking"] else {}
+    called = litellm.completion(
+        messages=case["messages"], tools=case["tools"], max_tokens=500, **thinks, **more
+    )
+    assert called.choices[0].finish_reason == "tool_calls"
+    json.loads(called.choices[0].message.tool_calls[0].function.arguments)
+    with pytest.raises(litellm.exceptions.BadRequestError, match="top_p"):
+        litellm.completion(messages=SUM, top_p=2, num_retries=0, **more)
+
+
+# --- anthropic
+
+
+@pytest.fixture(scope="module")
+def claude(server: ServerProcess) -> Iterator[Any]:
+    module: Any = pytest.importorskip("anthropic", reason=NEEDS)
+    base = server.url.removesuffix("/v1")
+    with module.Anthropic(base_url=base, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+ADAPTIVE: dict[str, Any] = {"model": MODEL, "max_tokens": 200, "thinking": {"type": "adaptive"}}
+GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}
+
+
+def read(usage: Any) -> int:
+    """Tokens of a prompt, however many of them were read before."""
+    return int(usage.input_tokens + usage.cache_read_input_tokens)
+
+
+def test_anthropic_reads_thoughts_text_and_usage(claude: Any) -> None:
+    message = claude.messages.create(messages=SUM, **ADAPTIVE, **GREEDY)
+    thoughts, text = message.content
+    assert (thoughts.type, thoughts.thinking) == ("thinking", "3 + 4 = 7. So 3 + 4 = 7.")
+    assert (text.type, text.text) == ("text", "3 + 4 = 7")
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    usage = message.usage
+    assert read(usage) == 18
+    assert (usage.output_tokens, usage.output_tokens_details.thinking_tokens) == (28, 19)
+    counted = claude.messages.count_tokens(model=MODEL, messages=SUM, thinking={"type": "adaptive"})
+    assert counted.input_tokens == 18
+
+
+def test_anthropics_streaming_helper_builds_the_whole_message(claude: Any) -> None:
+    asked = {**ADAPTIVE, **GREEDY, "system": "Be brief and friendly, and say please. " * 10}
+    whole = claude.messages.create(messages=SUM, **asked)
+    with claude.messages.stream(messages=SUM, **asked) as stream:
+        kinds = {event.type for event in stream}
+        built = stream.get_final_message()
+    assert {"thinking", "text", "signature", "content_block_stop", "message_stop"} <= kinds
+    assert [block.to_dict() for block in built.content] == [block.to_dict() for block in whole.content]
+    assert built.stop_reason == whole.stop_reason
+    assert built.usage.output_tokens == whole.usage.output_tokens
+    # What was read before counts as such, on a stream too.
+    assert (whole.usage.cache_read_input_tokens, built.usage.input_tokens) == (0, 1)
+    assert built.usage.cache_read_input_tokens == whole.usage.input_tokens - 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_anthropic_calls_a_tool_and_sends_its_result(stream: bool, claude: Any) -> None:
+    case = tool_case()
+    tools = [
+        {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
+        for f in (tool["function"] for tool in case["tools"])
+    ]
+    kind = "adaptive" if case["enable_thinking"] else "disabled"
+    asked = {**ADAPTIVE, "tools": tools, "thinking": {"type": kind}, **GREEDY}
+    system = [m["content"] for m in case["messages"] if m["role"] == "system"]
+    asked |= {"system": system[0]} if system else {}
+    messages = [m for m in case["messages"] if m["role"] != "system"]
+    if stream:
+        with claude.messages.stream(messages=messages, **asked) as stream_:
+            message = stream_.get_final_message()
+    else:
+        message = claude.messages.create(messages=messages, **asked)
+    assert message.stop_reason == "tool_use"
+    call = next(block for block in message.content if block.type == "tool_use")
+    assert f"<function={call.name}>" in case["output_text"] and isinstance(call.input, dict)
+    result = {"type": "tool_result", "tool_use_id": call.id, "content": "42"}
+    history = [*messages, message.to_param(), {"role": "user", "content": [result]}]
+    after = claude.messages.create(messages=history, **{**asked, "max_tokens": 20})
+    assert after.content
+    assert read(after.usage) > read(message.usage) + message.usage.output_tokens
+
+
+def test_anthropic_is_told_the_stop_sequence_and_raises_its_own_errors(claude: Any) -> None:
+    module: Any = pytest.importorskip("anthropic", reason=NEEDS)
+    stopped = claude.messages.create(messages=SUM, stop_sequences=["= 7"], **ADAPTIVE, **GREEDY)
+    assert (stopped.stop_reason, stopped.stop_sequence) == ("stop_sequence", "= 7")
+    assert stopped.content[-1].text == "3 + 4 "
+    with pytest.raises(module.BadRequestError, match="messages: should not be empty") as refused:
+        claude.messages.create(messages=[], **ADAPTIVE)
+    assert refused.value.request_id.startswith("req_")
+    with pytest.raises(module.NotFoundError, match="'x' is not served here"):
+        claude.messages.create(messages=SUM, **{**ADAPTIVE, "model": "x"})
+    long = [{"role": "user", "content": " a" * 9000}]
+    with (
+        pytest.raises(module.BadRequestError, match="prompt is too long"),
+        claude.messages.stream(messages=long, **ADAPTIVE),
+    ):
+        pass
+
+
+def test_every_field_that_the_anthropic_package_sends_is_in_a_table() -> None:
+    types: Any = pytest.importorskip("anthropic.types", reason=NEEDS)
+    create: Any = pytest.importorskip("anthropic.types.message_create_params", reason=NEEDS)
+    assert set(create.MessageCreateParamsBase.__annotations__) | {"stream"} <= set(MESSAGES)
+    assert set(types.MessageCountTokensParams.__annotations__) <= set(MESSAGES_COUNT)
+    for kind, known in (
+        (types.TextBlockParam, BLOCKS["text"]),
+        (types.ThinkingBlockParam, BLOCKS["thinking"]),
+        (types.RedactedThinkingBlockParam, BLOCKS["redacted_thinking"]),
+        (types.ToolUseBlockParam, BLOCKS["tool_use"]),
+        (types.ToolResultBlockParam, BLOCKS["tool_result"]),
+        (types.ToolParam, TOOL),
+    ):
+        assert set(kind.__annotations__) <= set(known), kind
 
 
 # --- langchain-openai
