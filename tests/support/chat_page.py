@@ -21,27 +21,30 @@ LONG = " ".join(f"word{i}" for i in range(200))
 
 
 class Scripted(ServerThread):
-    """A server whose replies say what a test wants, without thoughts, and stand still where it wants."""
+    """A server whose replies say what a test wants, and stand still where it wants."""
 
-    def __init__(self) -> None:
-        super().__init__(defaults=Defaults(thinking=False))
+    def __init__(self, *, thinking: bool = False) -> None:
+        super().__init__(defaults=Defaults(thinking=thinking))
         self._rounds = 0
         self._held_at: int | None = None
         self._go_on = threading.Event()
         self.core.before = self._wait
 
-    def says(self, text: str, *, hold_at: int | None = None) -> int:
+    def says(self, text: str, *, thoughts: str = "", hold_at: int | None = None) -> int:
         """Script the replies from now on.
 
         Args:
             text: What they say.
+            thoughts: What they think before, where the server thinks.
             hold_at: After how many rounds of the next one nothing goes on until `go_on`.
 
         Returns:
             How many tokens that is, the end included.
         """
         stop_id = min(self.engine._stop_ids)
-        self.core.script = [*self.engine.tokenizer.encode(text), stop_id]
+        tokenizer = self.engine.tokenizer
+        before = [*tokenizer.encode(thoughts), tokenizer.control_ids["</think>"]] if thoughts else []
+        self.core.script = [*before, *tokenizer.encode(text), stop_id]
         self._go_on.clear()
         self._rounds = 0
         self._held_at = hold_at

@@ -81,11 +81,22 @@ function readQuote(lines, at, depth) {
 
 /** Whether a line without the marks of its container goes on with a paragraph in it. */
 function goesOn(line, before, depth) {
-  return before !== undefined && isPlain(before, depth) && isPlain(line, depth);
+  return before !== undefined && isPlain(inmost(before), depth) && isPlain(line, depth);
 }
 
 function isPlain(line, depth) {
   return line.trim() !== "" && !begins(line, depth) && !ITEM.test(line);
+}
+
+/** What a line says without the marks of lists and quotes at its beginning. */
+function inmost(line) {
+  let text = line.trimStart();
+  for (let n = 0; n < MAX_DEPTH; n++) {
+    const mark = RULE.test(text) ? null : (QUOTE.exec(text) ?? ITEM.exec(text));
+    if (!mark) break;
+    text = text.slice(mark[0].length).trimStart();
+  }
+  return text;
 }
 
 function readList(lines, at, depth) {
@@ -115,7 +126,7 @@ function readList(lines, at, depth) {
         break;
       }
     }
-    const trailing = inner.length && !inner.at(-1).trim();
+    const trailing = inner.length > 1 && !inner.at(-1).trim();
     while (inner.length && !inner.at(-1).trim()) inner.pop();
     const blocks = read(inner, depth + 1);
     list.items.push(blocks);

@@ -147,7 +147,7 @@ function link(text, i) {
   const open = text[i] === "!" ? i + 1 : i;
   const close = labelEnd(text, open);
   if (close < 0 || text[close + 1] !== "(") return null;
-  const inside = /^\(\s*(?:<([^<>\n]*)>|([^\s<][^\s]*?))?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)/;
+  const inside = /^\(\s*(?:<([^<>\n]*)>|([^\s<][^\s]*?))?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)$/;
   const end = addressEnd(text, close + 1);
   if (end < 0) return null;
   const match = inside.exec(text.slice(close + 1, end + 1));
