@@ -233,6 +233,9 @@ class OnDisk:
             return False
         if self._fetches[mark].loading.ended:
             return False
+        for other in self._fetches.values():  # it may have made way while it waited, and not come back to it
+            if job in other.jobs:
+                other.jobs.remove(job)
         self._fetches[mark].jobs.append(job)
         job.loading = True
         return True

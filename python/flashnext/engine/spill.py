@@ -292,11 +292,12 @@ class Spill:
     def _store(
         self, mark: Stored, snapshot: Snapshot, done: Callable[[StoredMark | None, float], None]
     ) -> None:
-        name = files.mark_name(self._identity, mark.rows)
-        names = files.page_names(self._identity, mark.rows, self._page)
-        written: StoredMark | None = None
-        again_s = self._writes.of([name, *names])
+        name, names = "", list[str]()
+        written, again_s = None, float("-inf")
         try:
+            name = files.mark_name(self._identity, mark.rows)
+            names = files.page_names(self._identity, mark.rows, self._page)
+            again_s = self._writes.of([name, *names])
             if again_s > self.clock_s():
                 return
             self._hold()
