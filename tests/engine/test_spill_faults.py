@@ -177,7 +177,7 @@ def test_a_mark_that_cannot_come_is_asked_for_once_by_each(
         server.caching.cache.version += 1  # as others do that are kept and evicted
         raise OutOfPages("sequences have them")
 
-    monkeypatch.setattr(server.spill, "_read", none)
+    monkeypatch.setattr(server.spill.states, "read", none)
     assert server.ask([*prompt(50), 900]) == 0
     assert n_reads == [1]
     server.close()
@@ -560,7 +560,7 @@ def test_a_mark_that_is_spoilt_while_it_is_written_is_written_again(
             spoilt.append(path.name)
             flip_last_byte(tmp_path / page)
             with pytest.raises(files.SpillError):  # by the other thread, for another mark
-                server.spill._read_page(Loading(), page)
+                server.spill.states._read_page(Loading(), page)
         return size
 
     monkeypatch.setattr(files, "write", spoiling)
@@ -587,11 +587,11 @@ def test_what_memory_still_has_of_a_damaged_page_is_written_again(tmp_path: Path
 
 
 def test_a_mark_of_a_clock_that_was_ahead_does_not_stay_for_ever(tmp_path: Path) -> None:
-    spilled(tmp_path, disk=4000).close()
+    spilled(tmp_path, disk=6000).close()
     for path in files.list_files(tmp_path):
         os.utime(path, (2e9, 2e9))
     name = files.mark_name(IDENTITY, rows_of(prompt(50)))
-    server = Server(tmp_path, disk=4000)
+    server = Server(tmp_path, disk=6000)
     for first in range(50, 55):
         server.now_s += 1
         server.ask(prompt(60, first), [end(50)], max_tokens=1, stops=())

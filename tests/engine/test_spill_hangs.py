@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flashnext.engine import spill as spill_module
 from flashnext.engine import spill_files as files
+from flashnext.engine import spill_states
 from flashnext.engine.on_disk import HANG_S
 from flashnext.engine.radix import row_keys
 from flashnext.errors import OutOfPages
@@ -188,7 +188,7 @@ def test_who_waits_for_a_disk_that_hangs_gets_the_pages_that_its_mark_has_by_the
 ) -> None:
     """A state longer than a piece goes into the pool piece by piece, in which there is room for one."""
     server = spilled(tmp_path, n_pages=10)
-    monkeypatch.setattr(spill_module, "SPILL_PIECE_BYTES", server.core.page_bytes)
+    monkeypatch.setattr(spill_states, "SPILL_PIECE_BYTES", server.core.page_bytes)
     clock = [1e3]
     server.disk._now_s = lambda: clock[0]
     begun, hangs = hang(monkeypatch, "read", after=n_files)
@@ -235,7 +235,7 @@ def test_a_mark_that_a_slow_disk_has_for_a_junior_holds_no_senior_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = spilled(tmp_path, n_pages=13)
-    monkeypatch.setattr(spill_module, "SPILL_PIECE_BYTES", server.core.page_bytes)
+    monkeypatch.setattr(spill_states, "SPILL_PIECE_BYTES", server.core.page_bytes)
     server.disk._now_s = lambda: 1e3  # it is not late
     senior = add(server.scheduler, prompt(8, 7), max_tokens=60)
     while senior.job.unread:
@@ -256,7 +256,7 @@ def test_a_mark_that_comes_for_a_senior_does_not_give_way_to_a_junior(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = spilled(tmp_path, n_pages=13)
-    monkeypatch.setattr(spill_module, "SPILL_PIECE_BYTES", server.core.page_bytes)
+    monkeypatch.setattr(spill_states, "SPILL_PIECE_BYTES", server.core.page_bytes)
     server.disk._now_s = lambda: 1e3
     begun, hangs = hang(monkeypatch, "read", after=5)
     senior = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
@@ -280,7 +280,7 @@ def test_pages_of_a_mark_that_is_waited_for_are_none_that_give_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = spilled(tmp_path)
-    monkeypatch.setattr(spill_module, "SPILL_PIECE_BYTES", server.core.page_bytes)
+    monkeypatch.setattr(spill_states, "SPILL_PIECE_BYTES", server.core.page_bytes)
     begun, hangs = hang(monkeypatch, "read", after=5)
     client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     step_until_loading(server, client)
@@ -294,32 +294,9 @@ def test_pages_of_a_mark_that_is_waited_for_are_none_that_give_way(
     server.close()
 
 
-def test_marks_on_their_way_are_not_promised_the_same_pages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = Server(tmp_path, n_pages=20)
-    for first in (1, 2, 3):
-        server.ask(prompt(60, first), [end(50)], max_tokens=1, stops=())
-        server.evict_all()
-    begun, hangs = hang(monkeypatch, "read")
-    clients = [add(server.scheduler, [*prompt(50, first), 900], max_tokens=2) for first in (1, 2, 3)]
-    step_until_loading(server, clients[0])
-    assert begun.wait(30)
-    for _ in range(3):
-        server.scheduler.step()
-    promised = server.caching.cache.promised_bytes
-    assert 0 < promised <= server.core.n_pages * server.core.page_bytes
-    hangs.set()
-    server.run()
-    for first, client in enumerate(clients, 1):
-        assert client.token_ids() == counting([*prompt(50, first), 900])[:2]
-    server.settle()
-    server.close()
-
-
 def test_what_comes_after_the_end_stays_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = spilled(tmp_path)
-    begun, hangs = hang(monkeypatch, "read")
+    begun, hangs = hang(monkeypatch, "read", after=6)  # in its last file
     client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     step_until_loading(server, client)
     assert begun.wait(30)
@@ -418,4 +395,22 @@ def test_uses_of_a_mark_behind_a_disk_that_hangs_are_one_call(
     server.spill.use(rows, False)
     server.settle()
     assert len(touched) == n + 1, "its file is not told any more"
+    server.close()
+
+
+def test_no_mark_gives_way_to_one_that_there_are_no_pages_for(tmp_path: Path) -> None:
+    server = spilled(tmp_path, n_pages=20)
+    cache = server.caching.cache
+    server.ask(prompt(8, 9), [end(7)], max_tokens=1, stops=())
+    cache.limit_bytes = server.caching._reserved_bytes = cache.bytes_of(50)  # less than both
+    held = [server.core.take_page(None) for _ in range(13)]  # as sequences have
+    n_marks = len(cache.marks)
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    assert n_marks and not server.disk.fetch(client.job, None)
+    assert len(cache.marks) == n_marks
+    for page in held:
+        server.core.give_back(page)
+    server.run()
+    assert client.token_ids() == counting([*prompt(50), 900])[:2]
+    server.settle()
     server.close()

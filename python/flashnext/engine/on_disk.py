@@ -102,7 +102,7 @@ class OnDisk:
         self._fetches: dict[KeptMark, _Fetch] = {}
         self._storing = False
         self._later: dict[Kept, float] = {}  # what cannot be written now, and until when
-        self._moved, self._moved_s = 0, clock_s()  # files that the directory has read, and when that was
+        self._n_read, self._read_s = 0, clock_s()  # files that the directory has read, and when that was
         self._hangs = False  # no file is read though some are asked for
         self._all_stored = -1  # at which version of the cache nothing was to be written
         spill.begin(
@@ -129,7 +129,7 @@ class OnDisk:
         Threads tell before they are done, so what they have told is looked at last.
         """
         waited = not self._hangs and any(fetch.wanted for fetch in self._fetches.values())
-        moving = self._spill.copying or any(fetch.loading.moving for fetch in self._fetches.values())
+        moving = self._spill.states.copying or any(fetch.loading.moving for fetch in self._fetches.values())
         return waited or moving or bool(self._arrived)
 
     @property
@@ -152,10 +152,10 @@ class OnDisk:
     def tend(self) -> bool:
         """Hear what has been told, and hand in what is to be written; whether there was anything to hear."""
         heard = self._hear(HEAR_S)
-        if not self._fetches or self._moved != self._spill.n_moved:
-            self._moved, self._moved_s = self._spill.n_moved, self._now_s()
+        if not self._fetches or self._n_read != self._spill.states.n_read:
+            self._n_read, self._read_s = self._spill.states.n_read, self._now_s()
         # Once for the whole step: who waits is let go before anybody is told that waiting is in vain.
-        self._hangs = self._now_s() - self._moved_s >= HANG_S
+        self._hangs = self._now_s() - self._read_s >= HANG_S
         heard |= self._lose_patience()
         self._store_again()
         if self.may_store:
@@ -260,13 +260,12 @@ class OnDisk:
         keys = self._cache.keys_of(mark)
         n_bytes = self._missing_bytes(mark, base)
         keep = {base} if base is not None else set()
-        needed = n_bytes + self._cache.promised_bytes  # others take theirs from the same pages
         at_most = self._core.free_pages() + self._core.snapshot_pages()  # if all marks gave way
-        if at_most * self._core.page_bytes < needed or not self._cache.make_room(
-            n_bytes, self._now_s(), keep
-        ):
+        if at_most * self._core.page_bytes < n_bytes:
             return False
-        if self._free_pages() * self._core.page_bytes < needed:
+        if not self._cache.make_room(n_bytes, self._now_s(), keep):
+            return False
+        if self._free_pages() * self._core.page_bytes < n_bytes:
             return False
         self._cache.promised_bytes += n_bytes
         snapshot = base.value.snapshot if base is not None else None
@@ -280,7 +279,7 @@ class OnDisk:
 
     def _fetched(self, mark: KeptMark, keys: Keys, snapshot: Snapshot | None, has: bool) -> None:
         fetch = self._fetches.pop(mark)
-        self._moved_s = self._now_s()
+        self._read_s = self._now_s()
         self._break_promise(fetch)
         _let_go(fetch, patient=snapshot is not None)  # else what fails again and again is waited for so too
         if snapshot is not None:

@@ -7,23 +7,20 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 from flashnext.engine import spill_files as files
-from flashnext.engine.core import Bytes, Core, Snapshot
-from flashnext.engine.defaults import SPILL_PIECE_BYTES
+from flashnext.engine.core import Core, Snapshot
 from flashnext.engine.helper import Helper
 from flashnext.engine.loading import Ended, Loading
 from flashnext.engine.marks import Kind
 from flashnext.engine.pace import Pace, Pauses
 from flashnext.engine.radix import Keys
 from flashnext.engine.spill_books import Books, StoredMark
+from flashnext.engine.spill_states import OfOneFile, StateFiles
 from flashnext.errors import FlashnextError
 
 _log = logging.getLogger("flashnext.engine")
@@ -33,14 +30,6 @@ FLOOR_BYTES = 1 << 30
 
 NEVER_S = float("inf")
 """When a mark may be handed in again that cannot be written as it is."""
-
-_OF_ALL = frozenset(
-    (
-        *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.ESTALE),
-        *(errno.EMFILE, errno.ENFILE, errno.ENOMEM),
-    )
-)
-"""Errors that other files would meet too; any other may be of one file alone."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +49,6 @@ class Stored:
     cost_s: float
     age_s: float
     pinned: bool
-
-
-class _OfOneFile(Exception):
-    """The system can neither read nor write a file, and perhaps the others."""
-
-    def __init__(self, name: str, error: OSError) -> None:
-        super().__init__(str(error))
-        self.name, self.error = name, error
 
 
 @dataclass(frozen=True)
@@ -90,8 +71,8 @@ class Spill:
     Attributes:
         books: What files there are.
         clock_s: A clock that never goes back, by which pauses end.
+        states: What is in them.
         pace: How fast marks come back.
-        n_moved: Files that were read; whoever waits for a mark sees by it that something goes on.
     """
 
     def __init__(
@@ -133,11 +114,20 @@ class Spill:
         self._looked = False  # through the directory as it is, to its end
         self._writer = Helper("flashnext-spill", dry=lambda: self._free())
         self._reader = Helper("flashnext-restore")
-        self._closed = self._copying = False
+        self._closed = False
         self._writes, self._reads = Pauses(), Pauses()
         self._n_spilled = self._n_restored = self._n_failures = 0
         self.pace = Pace(clock_s)
-        self.n_moved = 0
+        self.states = StateFiles(
+            folder,
+            core,
+            identity,
+            page=page,
+            floor_bytes=floor_bytes,
+            held=lambda: self._lock_file.held,
+            closed=lambda: self._closed,
+            spoilt=self._spoilt,
+        )
 
     @property
     def limit_bytes(self) -> int:
@@ -165,11 +155,6 @@ class Spill:
     def readable(self) -> bool:
         """Whether marks can be read, as far as is known."""
         return not self._closed and self.clock_s() >= self._reads.until_s
-
-    @property
-    def copying(self) -> bool:
-        """Whether pages of a mark are held that may be gone from the cache: for a moment, behind no disk."""
-        return self._copying
 
     def begin(
         self,
@@ -295,8 +280,7 @@ class Spill:
         name, names = "", list[str]()
         written, again_s = None, float("-inf")
         try:
-            name = files.mark_name(self._identity, mark.rows)
-            names = files.page_names(self._identity, mark.rows, self._page)
+            name, names = self.states.names(mark.rows)
             again_s = self._writes.of([name, *names])
             if again_s > self.clock_s():
                 return
@@ -309,11 +293,11 @@ class Spill:
                 raise
             self._writes.succeed([name, *names])
         except files.NoRoom as error:
-            if self._size_of(mark, len(names)) > self.limit_bytes:
+            if self.states.size_of(len(mark.rows), len(names)) > self.limit_bytes:
                 again_s = NEVER_S
             else:
                 self._fail(error, self._writes)
-        except _OfOneFile as one:
+        except OfOneFile as one:
             if not self._closed:
                 self._fail(one.error, self._writes, one.name)
                 again_s = self._writes.of([name, *names])
@@ -354,9 +338,10 @@ class Spill:
             raise Ended("the directory cannot be looked through, or is given back")
 
     def _write(self, mark: Stored, snapshot: Snapshot, name: str, names: Sequence[str]) -> StoredMark:
-        if self._size_of(mark, len(names)) > self.limit_bytes:  # before others are removed for it
-            raise files.NoRoom(f"{self._folder}: a mark of {len(mark.rows)} rows exceeds its limit alone")
-        n_bytes = self._size_of(mark, len(self.books.missing(names)))
+        n_rows, states = len(mark.rows), self.states
+        if states.size_of(n_rows, len(names)) > self.limit_bytes:  # before others are removed for it
+            raise files.NoRoom(f"{self._folder}: a mark of {n_rows} rows exceeds its limit alone")
+        n_bytes = states.size_of(n_rows, len(self.books.missing(names)))
         over = self.books.over(n_bytes)  # that comes free before it is written
         files.require_space(self._folder, n_bytes - over, self._floor_bytes)
         self._make_room(n_bytes, name)
@@ -364,47 +349,15 @@ class Spill:
             if self._closed:
                 raise Ended("the directory is given back")
             if self.books.missing([page]):
-                with self._copies():
-                    data = self._core.read_page(snapshot, index)
-                told = {"identity": self._identity, "name": page}
-                self.books.put_page(page, self._write_file(page, told, mark.rows[:0], [data]))
-        header = {
-            "identity": self._identity,
-            "kind": int(mark.kind),
-            "cost_s": mark.cost_s,
-            "pinned": mark.pinned,
-        }
-        with self._copies():
-            state = [self._core.read_block(snapshot), self._core.read_page(snapshot, len(names))]
-        size = self._write_file(name, header, mark.rows, state)
+                self.books.put_page(page, states.write_page(page, snapshot, index))
+        told = {"kind": int(mark.kind), "cost_s": mark.cost_s, "pinned": mark.pinned}
+        size = states.write_mark(name, mark.rows, snapshot, len(names), told)
         stored = StoredMark(mark.rows, size, names, mark.pinned, self._now())
         self.books.put_mark(name, stored)
         self._n_spilled += 1
         if self.books.missing(names):  # one of its pages was found damaged meanwhile
             self._forget(name, again=True)
         return stored
-
-    def _write_file(self, name: str, header: dict[str, Any], rows: Keys, payload: Sequence[Bytes]) -> int:
-        try:
-            return files.write(self._folder / name, header, rows, payload, self._floor_bytes)
-        except OSError as error:
-            if error.errno in _OF_ALL:
-                raise
-            raise _OfOneFile(name, error) from None
-
-    @contextmanager
-    def _copies(self) -> Iterator[None]:
-        """Say that pages are held while they are copied."""
-        self._copying = True
-        try:
-            yield
-        finally:
-            self._copying = False
-
-    def _size_of(self, mark: Stored, n_pages: int) -> int:
-        """Say what the file of a mark takes, and so many of its pages."""
-        page = self._core.page_bytes + 256
-        return (n_pages + 1) * page + self._core.block_bytes + 8 * len(mark.rows) + 256
 
     def _make_room(self, n_bytes: int, name: str) -> None:
         """Remove what could not be looked at, then what was not used for longest, and pinned marks last.
@@ -469,14 +422,13 @@ class Spill:
     ) -> None:
         made, has = None, True
         try:
-            name = files.mark_name(self._identity, rows)
-            names = files.page_names(self._identity, rows, self._page)
+            name, names = self.states.names(rows)
             loading.again_s = self._reads.of([name, *names])
             if loading.again_s > self.clock_s():
                 return
             began = time.perf_counter()
             try:
-                n_bytes = self._read(loading, name, names, rows, shared, n_shared)
+                n_bytes = self.states.read(loading, rows, shared, n_shared)
                 self.pace.measure(n_bytes, time.perf_counter() - began)
                 self._reads.succeed([name, *names])
                 made = loading.whole()
@@ -485,7 +437,7 @@ class Spill:
                 self._fail(error, self._reads, pause=False)
                 self._forget(name, again=True)
                 has = False
-            except _OfOneFile as one:
+            except OfOneFile as one:
                 self._fail(one.error, self._reads, one.name)
                 loading.again_s = self._reads.of([name, *names])
         except FlashnextError:
@@ -496,81 +448,10 @@ class Spill:
             done(made, has)
             loading.told()
 
-    def _read(
-        self,
-        loading: Loading,
-        name: str,
-        names: Sequence[str],
-        rows: Keys,
-        shared: Snapshot | None,
-        n_shared: int,
-    ) -> int:
-        """Read the files of a mark, and put the state into the pool piece by piece; returns their bytes."""
-        core, page_bytes, n_bytes = self._core, self._core.page_bytes, 0
-        entry, payload = self._read_file(name)
-        self.n_moved += 1
-        right = entry.header.get("identity") == self._identity and np.array_equal(entry.rows, rows)
-        if not right or payload.nbytes != core.block_bytes + page_bytes:
-            raise files.SpillError(f"{self._folder / name}: of another state than its name says")
-        block, tail = payload[: core.block_bytes], payload[core.block_bytes :]
-        at, last = n_shared if shared is not None else 0, False
-        while not last:
-            piece = names[at : at + max(1, SPILL_PIECE_BYTES // page_bytes)]
-            pages = [self._read_page(loading, page) for page in piece]
-            first, at = at, at + len(piece)
-            n_bytes += len(piece) * page_bytes
-            last = at == len(names)
-            n_rows = len(rows) if last else at * self._page
-            self._put(loading, n_rows, block, [*pages, tail] if last else pages, shared, first)
-        return n_bytes + payload.nbytes
-
-    def _put(
-        self,
-        loading: Loading,
-        n: int,
-        block: Bytes,
-        pages: Sequence[Bytes],
-        shared: Snapshot | None,
-        n_before: int,
-    ) -> None:
-        """Put pages into the pool behind those that are there, or are to be shared."""
-
-        def make(held: Snapshot | None) -> Snapshot:
-            source = held or shared
-            before = [] if source is None else [(source, index) for index in range(n_before)]
-            return self._core.restore(n, block, [*before, *pages])
-
-        loading.grow(make, n // self._page - n_before)
-
-    def _read_page(self, loading: Loading, name: str) -> Bytes:
-        if self._closed or loading.ended:
-            raise Ended("the directory is given back, or nobody waits for the mark")
-        path = self._folder / name
-        try:
-            entry, data = self._read_file(name)
-            told = entry.header.get("identity"), entry.header.get("name")  # it has no rows to be named by
-            if told != (self._identity, name) or data.nbytes != self._core.page_bytes:
-                raise files.SpillError(f"{path}: of another state than its name says")
-        except (files.SpillError, FileNotFoundError):
-            for mark in self.books.damage(name):
-                self._forget(mark, again=True)
-            raise
-        self.n_moved += 1
-        return data
-
-    def _read_file(self, name: str) -> tuple[files.Entry, Bytes]:
-        """Read a file; one that is missing with all the directory is not gone, and nothing is forgotten."""
-        path = self._folder / name
-        try:
-            return files.read(path)
-        except FileNotFoundError:
-            if self._lock_file.held:
-                raise
-        except OSError as error:
-            if error.errno in _OF_ALL:
-                raise
-            raise _OfOneFile(name, error) from None
-        raise OSError(errno.ESTALE, "the directory is not there", str(path))
+    def _spoilt(self, page: str) -> None:
+        """Forget the marks that need a page which is damaged or gone."""
+        for mark in self.books.damage(page):
+            self._forget(mark, again=True)
 
     # ---
 
