@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -412,5 +415,29 @@ def test_no_mark_gives_way_to_one_that_there_are_no_pages_for(tmp_path: Path) ->
         server.core.give_back(page)
     server.run()
     assert client.token_ids() == counting([*prompt(50), 900])[:2]
+    server.settle()
+    server.close()
+
+
+def test_who_is_told_that_a_mark_does_not_come_finds_its_pages_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    monkeypatch.setattr(spill_states, "SPILL_PIECE_BYTES", server.core.page_bytes)
+    n_calls = itertools.count()
+
+    def failing(name: str) -> None:
+        if name == "restore" and next(n_calls) == 3:
+            raise OutOfPages("sequences have them")
+
+    server.core.calling = failing
+    told: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+    server.spill.load(
+        row_keys(np.array(prompt(50), np.int32)),
+        None,
+        0,
+        lambda made, has: told.put((made, has, server.core.n_taken)),
+    )
+    assert told.get(timeout=30) == (None, True, 0)
     server.settle()
     server.close()

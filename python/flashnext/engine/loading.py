@@ -46,14 +46,18 @@ class Loading:
         """Whether it may have more of the pool than `give_up` gives back: for a moment, behind no disk."""
         return self._moving
 
-    def give_up(self) -> bool:
-        """Have it end, and give back what it has; whether that was anything. From any thread."""
+    @property
+    def holds(self) -> bool:
+        """Whether it has anything of the pool."""
+        return self._held is not None or self._moving
+
+    def give_up(self) -> None:
+        """Have it end, and give back what it has. From any thread."""
         with self._lock:
             self._ended = True
             held, self._held, self._n_pages = self._held, None, 0
         if held is not None:
             held.close()
-        return held is not None
 
     # --- by who reads
 
@@ -101,5 +105,4 @@ class Loading:
 
     def told(self) -> None:
         """Take note that whoever waits has been told, and nothing is held for it any more."""
-        self.give_up()
         self._moving = False

@@ -197,7 +197,8 @@ class OnDisk:
         """
         for fetch in self._fetches.values():
             stays = fetch.wanted if rank is None else fetch.wanted_by(rank)
-            if not stays and fetch.loading.give_up():
+            if not stays and fetch.loading.holds and not fetch.loading.ended:
+                fetch.loading.give_up()
                 self._break_promise(fetch)
                 _let_go(fetch)
                 return True

@@ -444,7 +444,9 @@ class Spill:
             pass  # no memory now, it is given up, or the pages that were to be shared are gone
         except Exception as error:  # of the system, which passes; the files may be as good as ever
             self._fail(error, self._reads)
-        finally:  # whatever it was, somebody waits for an answer
+        finally:  # whatever it was, somebody waits for an answer, and for pages that it has by then
+            if made is None:
+                loading.give_up()
             done(made, has)
             loading.told()
 
