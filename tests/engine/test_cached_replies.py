@@ -20,6 +20,7 @@ from flashnext.engine.events import CacheCounts, Reply
 from flashnext.engine.marks import Kind
 from flashnext.engine.sampling import Sampling
 from flashnext.engine.spill_files import list_files, listed
+from flashnext.engine.wording import FLAGS
 from flashnext.errors import InvalidArgument
 from flashnext.text.template import TemplateOptions
 from support.pages import pages_came_back
@@ -211,6 +212,10 @@ def test_a_process_that_takes_too_much_refuses_and_recovers(
 
     wait_for(refuses)  # the guard looks a few times a second
     assert "try again later" in str(refused[0]) and refused[0].retry_after_s > 0
+    assert "a higher load_limit_gib or a smaller prefix_cache_gib" in str(refused[0])
+    monkeypatch.setattr(engine, "_names", FLAGS)
+    with pytest.raises(MemoryShort, match="a higher --load-limit or a smaller --prefix-cache"):
+        engine.submit("x")
     deadline = time.monotonic() + 20
     while len(marks(engine)) and time.monotonic() < deadline:
         time.sleep(0.05)

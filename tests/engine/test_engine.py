@@ -505,6 +505,7 @@ def test_loading_tells_its_stages_and_refuses_by_name(tmp_path: Path) -> None:
             "spill_limit_gib is 1, but there is no spill directory .* give spill_dir too",
         ),
         ({"spill_dir": ""}, "spill_dir is '', expected the name of a folder"),
+        ({"spill_dir": "."}, "spill_dir is '.', .*current folder is meant, give its whole path"),
         ({"spill_dir": 3}, "spill_dir is 3, expected the name of a folder"),
         ({"gap_ms": "x"}, "gap_ms is 'x', expected 0 or more"),
         ({"gap_ms": float("nan")}, "gap_ms is nan, expected 0 or more"),

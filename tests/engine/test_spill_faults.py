@@ -2,25 +2,71 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from flashnext.engine import spill_files as files
+from flashnext.engine.loading import Loading
 from flashnext.engine.marks import Kind
-from flashnext.engine.on_disk import HANG_S
 from flashnext.engine.pace import COOL_S
-from flashnext.engine.radix import row_keys
+from flashnext.engine.radix import Keys, row_keys
 from flashnext.errors import OutOfPages
 from support.fake_core import PAGE
-from support.jobs import add
-from support.spilling import IDENTITY, Server, counting, end, hang, prompt, spilled
+from support.spilling import IDENTITY, Server, end, prompt, spilled
+
+
+def two_that_share(folder: Path) -> tuple[list[list[int]], list[str]]:
+    """Leave two marks that share their first pages; returns their rows and names, as they are looked at."""
+    server = Server(folder)
+    keys = [[*prompt(40), *range(first, first + 10)] for first in (300, 400)]
+    for key in keys:
+        server.ask([*key, 900], [end(50)], max_tokens=1, stops=())
+        server.caching.cache.give_way(0.0, [mark for mark in server.caching.cache.marks if mark.n == 50])
+        server.evict_all()
+    server.close()
+    keys.sort(key=lambda key: files.mark_name(IDENTITY, rows_of(key)))
+    return keys, [files.mark_name(IDENTITY, rows_of(key)) for key in keys]
+
+
+def looked_at(
+    folder: Path, key: list[int], last: str, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Server, threading.Event]:
+    """A server that has found a mark, and has not looked at the last one until something is set."""
+    ends, read_head = threading.Event(), files.read_head
+
+    def slow(path: Path) -> files.Entry:
+        if path.name == last:
+            ends.wait(60)
+        return read_head(path)
+
+    monkeypatch.setattr(files, "read_head", slow)
+    server = Server(folder, settle=False)
+    deadline = time.monotonic() + 30
+    while server.caching.cache.find_mark(rows_of(key)) is None:
+        assert time.monotonic() < deadline, "it is never found"
+        server.caching.tend()
+        time.sleep(0.001)
+    return server, ends
+
+
+def rows_of(tokens: list[int]) -> Keys:
+    return row_keys(np.array(tokens, np.int32))
+
+
+def flip_last_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
 
 
 def test_a_removed_directory_ends_nothing(tmp_path: Path) -> None:
@@ -94,146 +140,6 @@ def test_a_disk_that_gets_full_leaves_no_half_file(
     server.close()
 
 
-def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
-    server = Server(tmp_path)
-    server.ask(prompt(60), [end(50)])
-    server.settle()
-    hangs = threading.Event()
-    server.core.reading = lambda: hangs.wait(30)
-    server.disk.ahead_bytes = 1 << 40
-    for first in range(50, 58):
-        server.ask(prompt(60, first), [end(50)], max_tokens=1)
-    assert server.disk.busy and server.counts.spilled == 0
-    hangs.set()
-    server.settle()
-    server.close()
-
-
-def test_a_mark_that_does_not_come_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = spilled(tmp_path)
-    hangs = threading.Event()
-    monkeypatch.setattr(files, "read", lambda path: hangs.wait(30))
-    server.disk.patience_s = 0.05
-    beside = add(server.scheduler, prompt(20, 9), max_tokens=40)
-    assert server.ask([*prompt(50), 900]) == 0
-    assert beside.events()[-1].finish_reason == "length"
-    hangs.set()
-    server.settle()
-    server.close()
-
-
-def test_nobody_is_ended_for_pages_that_come_free_in_a_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = spilled(tmp_path, n_pages=20)
-    hangs = threading.Event()
-    monkeypatch.setattr(files, "read", lambda path: hangs.wait(30))
-    cut = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
-    while not cut.job.loading:
-        server.scheduler.step()
-    server.scheduler.cancel(cut.job)
-    held = [server.core.take_page(None) for _ in range(15)]  # as a mark does that is on its way
-    waits = add(server.scheduler, prompt(100, 3), max_tokens=2)
-    for _ in range(3):
-        server.scheduler.step()
-    assert waits.items.empty()
-    for page in held:
-        server.core.give_back(page)
-    hangs.set()
-    server.run()
-    assert waits.events()[-1].finish_reason == "length"
-    server.settle()
-    server.close()
-
-
-def test_a_cancelled_request_does_not_wait_for_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = spilled(tmp_path)
-    _, hangs = hang(monkeypatch, "read")
-    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
-    while not client.job.loading:
-        server.scheduler.step()
-    server.scheduler.cancel(client.job)
-    server.run()
-    assert client.events()[-1].finish_reason == "cancelled"
-    hangs.set()
-    server.settle()
-    assert server.ask([*prompt(50), 901]) == 50
-    server.close()
-
-
-def test_closing_removes_nothing_of_what_is_on_its_way(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = spilled(tmp_path)
-    before = files.list_files(tmp_path)
-    begun, hangs = hang(monkeypatch, "read")
-    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
-    while not client.job.loading:
-        server.scheduler.step()
-    assert begun.wait(30)
-    threading.Timer(0.1, hangs.set).start()
-    server.close()
-    assert files.list_files(tmp_path) == before
-    assert server.spill.counts.spill_failures == 0
-    again = Server(tmp_path)
-    assert again.ask([*prompt(50), 900]) == 50
-    again.close()
-
-
-def test_a_directory_whose_disk_answers_late_is_given_back_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = spilled(tmp_path)
-    begun, hangs = hang(monkeypatch, "read")
-    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
-    while not client.job.loading:
-        server.scheduler.step()
-    assert begun.wait(30)
-    server.spill.close(0.01)
-    with pytest.raises(files.SpillBusy):
-        files.Lock(tmp_path)
-    hangs.set()
-    deadline = time.monotonic() + 30
-    while True:
-        try:
-            files.Lock(tmp_path).release()
-            break
-        except files.SpillBusy:
-            assert time.monotonic() < deadline, "it is never given back"
-            time.sleep(0.01)
-    server.close()
-
-
-def test_removing_files_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = Server(tmp_path, disk=4000)
-    server.ask(prompt(60), [end(50)], max_tokens=1)
-    server.spill_all()
-    begun, hangs = hang(monkeypatch, "remove")
-    server.disk.ahead_bytes, server.disk._all_stored = 1 << 40, -1
-    first = 50
-    while not begun.is_set():  # the directory is full
-        server.ask(prompt(60, first), [end(50)], max_tokens=1)
-        first += 1
-        time.sleep(0.01)
-    ended = threading.Event()
-
-    def use() -> None:
-        assert server.counts.stored >= 0 and server.counts.stored_bytes > 0
-        for mark in server.caching.cache.marks:
-            server.disk.use(mark)
-        ended.set()
-
-    threading.Thread(target=use, daemon=True).start()
-    assert ended.wait(20), "it waits for a file to be removed"
-    assert not hangs.is_set()
-    hangs.set()
-    server.settle()
-    assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path)) <= 4000
-    server.close()
-
-
 @pytest.mark.parametrize("error", [MemoryError("none"), ValueError("odd"), RuntimeError("odd")])
 @pytest.mark.parametrize("what", ["read_block", "read_page", "restore"])
 def test_whatever_fails_is_answered_and_goes_on(tmp_path: Path, error: Exception, what: str) -> None:
@@ -271,53 +177,9 @@ def test_a_mark_that_cannot_come_is_asked_for_once_by_each(
         server.caching.cache.version += 1  # as others do that are kept and evicted
         raise OutOfPages("sequences have them")
 
-    monkeypatch.setattr(server.spill, "_read", none)
+    monkeypatch.setattr(server.spill.states, "read", none)
     assert server.ask([*prompt(50), 900]) == 0
     assert n_reads == [1]
-    server.close()
-
-
-def test_a_disk_that_never_answers_is_not_hoped_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    server = spilled(tmp_path, n_pages=20)
-    clock = [time.perf_counter()]
-    server.disk._now_s = lambda: clock[0]
-    _, hangs = hang(monkeypatch, "read")
-    cut = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
-    while not cut.job.loading:
-        server.scheduler.step()
-    server.scheduler.cancel(cut.job)
-    held = [server.core.take_page(None) for _ in range(15)]
-    waits = add(server.scheduler, prompt(100, 3), max_tokens=2)
-    for _ in range(3):
-        server.scheduler.step()
-    assert waits.items.empty()
-    clock[0] += HANG_S + 1
-    while not server.scheduler.idle:
-        server.scheduler.step()
-    assert isinstance(waits.items.get_nowait(), OutOfPages)
-    for page in held:
-        server.core.give_back(page)
-    hangs.set()
-    server.settle()
-    server.close()
-
-
-def test_who_waits_for_a_disk_that_hangs_reads_its_prompt(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = spilled(tmp_path)
-    clock = [time.perf_counter()]
-    server.disk._now_s = lambda: clock[0]
-    _, hangs = hang(monkeypatch, "read")
-    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
-    while not client.job.loading:
-        server.scheduler.step()
-    clock[0] += HANG_S + 1  # far less than the patience of this server
-    while not server.scheduler.idle:
-        server.scheduler.step()
-    assert client.token_ids() == counting([*prompt(50), 900])[:2]
-    hangs.set()
-    server.settle()
     server.close()
 
 
@@ -393,7 +255,7 @@ def test_a_directory_that_comes_back_is_looked_through_again(
     tmp_path: Path, read: bool, written: bool
 ) -> None:
     folder, away = tmp_path / "spill", tmp_path / "away"
-    server = spilled(folder, disk=6000)
+    server = spilled(folder, disk=9000)
     before = files.list_files(folder)
     folder.rename(away)
     if read:
@@ -414,7 +276,7 @@ def test_a_directory_that_comes_back_is_looked_through_again(
         server.ask(prompt(60, first), [end(50)], max_tokens=1)
         server.spill_all()
         there = files.list_files(folder)
-        assert server.counts.stored_bytes == sum(path.stat().st_size for path in there) <= 6000
+        assert server.counts.stored_bytes == sum(path.stat().st_size for path in there) <= 9000
     server.close()
 
 
@@ -448,7 +310,7 @@ def test_pins_on_disk_take_half_of_it_at_most(tmp_path: Path) -> None:
         server.ask(prompt(40, first), [end(33, Kind.SYSTEM)], max_tokens=1)
         server.ask([*prompt(33, first), 900], [end(33, Kind.SYSTEM)], max_tokens=1)
         server.spill_all()
-    pinned = [mark for mark in server.spill._marks.values() if mark.pinned]
+    pinned = [mark for mark in server.spill.books.marks if mark.pinned]
     assert 3 <= len(pinned) <= 6
     server.now_s += 1
     server.ask(prompt(60, 9), [end(50)], max_tokens=1)
@@ -563,54 +425,235 @@ def test_a_file_that_cannot_be_removed_stays_and_others_go_in_its_place(
     server.close()
 
 
-def test_what_was_promised_to_a_mark_that_does_not_come_is_given_back(
+def test_a_damaged_mark_that_is_asked_for_at_the_start_takes_no_page_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = spilled(tmp_path)
-    cache = server.caching.cache
-    clock = [time.perf_counter()]
-    server.disk._now_s = lambda: clock[0]
-    _, hangs = hang(monkeypatch, "read")
-    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
-    while not client.job.loading:
-        server.scheduler.step()
-    cache.limit_bytes = cache.promised_bytes
-    assert cache.limit_bytes > 0
-    clock[0] += HANG_S + 1
-    server.run()
-    assert cache.promised_bytes == 0
-    client = add(server.scheduler, prompt(20, 9), places=(end(19),), max_tokens=1)
-    server.run()
-    assert client.events()[-1].finish_reason == "length"
-    assert [mark.n for mark in cache.marks if mark.n < 21], "what never comes takes all of the cache"
-    hangs.set()
+    """The folder is still being looked through: who else needs its pages is not known yet."""
+    keys, names = two_that_share(tmp_path)
+    flip_last_byte(tmp_path / names[0])
+    server, ends = looked_at(tmp_path, keys[0], names[1], monkeypatch)
+    assert server.ask([*keys[0], 900], max_tokens=1) == 0
+    ends.set()
     server.settle()
-    assert cache.promised_bytes == 0 and cache.size_bytes <= cache.limit_bytes
-    assert 50 in {mark.n for mark in cache.marks}, "it came after all"
+    there = files.list_files(tmp_path)
+    assert server.counts.stored_bytes == sum(path.stat().st_size for path in there)
+    assert names[0] not in {path.name for path in there}
+    assert server.ask([*keys[1], 900], max_tokens=1) == len(keys[1])
     server.close()
 
 
-def test_uses_of_a_mark_behind_a_disk_that_hangs_are_one_call(
+def test_a_page_that_is_found_damaged_at_the_start_is_not_taken_for_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = spilled(tmp_path)
-    _, hangs = hang(monkeypatch, "read")
-    touched = list[float]()
-    monkeypatch.setattr(files, "touch", lambda path, used: touched.append(used))
-    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
-    while not client.job.loading:
-        server.scheduler.step()
-    rows = row_keys(np.array(prompt(50), np.int32))
-    for _ in range(100):
+    keys, names = two_that_share(tmp_path)
+    flip_last_byte(tmp_path / files.page_names(IDENTITY, rows_of(keys[0]), PAGE)[0])
+    server, ends = looked_at(tmp_path, keys[0], names[1], monkeypatch)
+    assert server.ask([*keys[0], 900], max_tokens=1) == 0
+    server.caching.cache.clear()
+    ends.set()
+    server.settle()
+    assert (server.counts.stored, server.counts.stored_bytes) == (0, 0)
+    assert files.list_files(tmp_path) == []
+    assert server.caching.cache.find_mark(rows_of(keys[1])) is None, "it is believed to be there"
+    server.close()
+
+
+def test_one_file_that_cannot_be_written_stops_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path)
+    marks = {first: files.mark_name(IDENTITY, rows_of(prompt(50, first))) for first in range(50, 55)}
+    write, tries = files.write, list[str]()
+
+    def failing(path: Path, *more: Any) -> int:
+        if path.name == marks[52]:
+            tries.append(path.name)
+            raise OSError(5, os.strerror(5), str(path))
+        return write(path, *more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", failing)
+        for first in marks:
+            server.ask(prompt(60, first), [end(50)], max_tokens=1, stops=())
+        server.spill_all()
+        assert {first for first, name in marks.items() if (tmp_path / name).exists()} == {50, 51, 53, 54}
+        assert len(tries) == server.counts.spill_failures == 1
+        server.clock_s += COOL_S + 1
+        server.spill_all()
+        server.spill_all()
+        assert len(tries) == 2, "it is tried again when its pause has ended, and once"
+    server.clock_s += COOL_S + 1
+    server.spill_all()
+    assert not (tmp_path / marks[52]).exists(), "the second pause is as short as the first"
+    server.clock_s += COOL_S
+    server.spill_all()
+    assert (tmp_path / marks[52]).exists()
+    assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path))
+    server.close()
+
+
+def test_a_second_file_in_a_row_that_cannot_be_written_stops_all_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path)
+    n_tries = [0]
+
+    def failing(path: Path, *more: Any) -> int:
+        n_tries[0] += 1
+        raise OSError(5, os.strerror(5), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "write", failing)
+        for first in range(50, 60):
+            server.ask(prompt(60, first), [end(50)], max_tokens=1, stops=())
+        server.spill_all()
+        assert n_tries == [2] and not server.spill.ready
+    server.clock_s += COOL_S + 1
+    server.spill_all()
+    for first in range(50, 60):
+        assert (tmp_path / files.mark_name(IDENTITY, rows_of(prompt(50, first)))).exists()
+    server.close()
+
+
+@pytest.mark.parametrize("kind", ["m", "p"])
+def test_one_file_that_cannot_be_read_stops_no_others(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path)
+    for first in (1, 2):
+        server.ask(prompt(60, first), [end(50)], max_tokens=1, stops=())
+    server.evict_all()
+    bad = files.mark_name(IDENTITY, rows_of(prompt(50)))
+    if kind == "p":
+        bad = files.page_names(IDENTITY, rows_of(prompt(50)), PAGE)[3]
+    read, tries = files.read, list[str]()
+
+    def failing(path: Path) -> Any:
+        if path.name == bad:
+            tries.append(path.name)
+            raise OSError(5, os.strerror(5), str(path))
+        return read(path)
+
+    monkeypatch.setattr(files, "read", failing)
+    for first in (1, 2, 1, 2):
+        server.caching.cache.clear()
+        assert server.ask([*prompt(50, first), 900], max_tokens=1) == (0 if first == 1 else 50)
+    assert len(tries) == server.counts.spill_failures == 1
+    server.clock_s += COOL_S + 1
+    monkeypatch.setattr(files, "read", read)
+    server.caching.cache.clear()
+    assert server.ask([*prompt(50), 901], max_tokens=1) == 50
+    server.close()
+
+
+def test_a_mark_that_is_spoilt_while_it_is_written_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path)
+    server.ask(prompt(60), [end(50)], max_tokens=1, stops=())
+    page = files.page_names(IDENTITY, rows_of(prompt(50)), PAGE)[2]
+    write, spoilt = files.write, list[str]()
+
+    def spoiling(path: Path, *more: Any) -> int:
+        size = write(path, *more)
+        if path.name.startswith("m") and not spoilt:
+            spoilt.append(path.name)
+            flip_last_byte(tmp_path / page)
+            with pytest.raises(files.SpillError):  # by the other thread, for another mark
+                server.spill.states._read_page(Loading(), page)
+        return size
+
+    monkeypatch.setattr(files, "write", spoiling)
+    server.spill_all()
+    assert spoilt and server.counts.spilled == len(server.caching.cache.marks) + 1
+    server.caching.cache.clear()
+    assert server.ask([*prompt(50), 900], max_tokens=1) == 50
+    server.settle()
+    assert server.counts.stored_bytes == sum(p.stat().st_size for p in files.list_files(tmp_path))
+    server.close()
+
+
+def test_what_memory_still_has_of_a_damaged_page_is_written_again(tmp_path: Path) -> None:
+    keys, names = two_that_share(tmp_path)
+    server = Server(tmp_path)
+    assert server.ask([*keys[0], 900], max_tokens=1, stops=()) == 50
+    flip_last_byte(tmp_path / files.page_names(IDENTITY, rows_of(keys[0]), PAGE)[0])
+    assert server.ask([*keys[1], 900], max_tokens=1) == 0
+    server.spill_all()
+    assert (tmp_path / names[0]).exists()
+    server.caching.cache.clear()
+    assert server.ask([*keys[0], 901], max_tokens=1) == 50
+    server.close()
+
+
+def test_a_mark_of_a_clock_that_was_ahead_does_not_stay_for_ever(tmp_path: Path) -> None:
+    spilled(tmp_path, disk=6000).close()
+    for path in files.list_files(tmp_path):
+        os.utime(path, (2e9, 2e9))
+    name = files.mark_name(IDENTITY, rows_of(prompt(50)))
+    server = Server(tmp_path, disk=6000)
+    for first in range(50, 55):
         server.now_s += 1
-        server.spill.use(rows, False)
-    assert server.spill.n_waiting == 2, "the mark that comes, and one that is used"
-    hangs.set()
-    server.run()
-    server.settle()
-    assert touched[0] == server.now_s and len(touched) <= 3
-    n = len(touched)
-    server.spill.use(rows, False)
-    server.settle()
-    assert len(touched) == n + 1, "its file is not told any more"
+        server.ask(prompt(60, first), [end(50)], max_tokens=1, stops=())
+        server.spill_all()
+    assert not (tmp_path / name).exists()
+    server.close()
+
+
+def test_a_lock_that_was_removed_before_it_was_taken_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flock = fcntl.flock
+
+    def removed(file: int, how: int) -> None:
+        (tmp_path / "lock").unlink()
+        flock(file, how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, "flock", removed)
+        with pytest.raises(files.SpillBusy, match="another process removes or takes it"):
+            files.Lock(tmp_path)
+    files.Lock(tmp_path).release()
+
+
+def test_who_asks_whether_a_lock_is_held_that_is_given_back_gets_an_answer(tmp_path: Path) -> None:
+    """One thread takes a folder that came back, and another one still asks the lock before."""
+    lock = files.Lock(tmp_path)
+    lock.release()
+    assert lock.held  # its file is the same; who has it is another question
+
+
+def test_a_half_written_file_that_could_not_be_removed_is_in_nobodys_way(tmp_path: Path) -> None:
+    server = Server(tmp_path)
+    name = files.mark_name(IDENTITY, rows_of(prompt(50)))
+    (tmp_path / f"{name}.{os.getpid()}.tmp").write_text("half")
+    server.ask(prompt(60), [end(50)], max_tokens=1, stops=())
+    server.spill_all()
+    assert (tmp_path / name).exists() and server.counts.spill_failures == 0
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
+    server.close()
+
+
+def test_one_file_that_nothing_can_be_seen_of_stops_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spilled(tmp_path).close()
+    odd = f"p-{'0' * 32}.spill"
+    (tmp_path / odd).write_text("")
+    scandir = os.scandir
+
+    class Odd:
+        name = odd
+
+        def is_dir(self, **more: Any) -> bool:
+            raise OSError(5, os.strerror(5))
+
+    @contextmanager
+    def entries(folder: Path) -> Iterator[list[Any]]:
+        with scandir(folder) as found:
+            yield [Odd() if entry.name == odd else entry for entry in found]
+
+    monkeypatch.setattr("flashnext.engine.spill_files.os.scandir", entries)
+    server = Server(tmp_path)
+    assert (server.counts.stored, server.counts.spill_failures) == (1, 0)
     server.close()

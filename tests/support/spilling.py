@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -170,14 +171,27 @@ def spilled(folder: Path, **more: Any) -> Server:
     return server
 
 
-def hang(monkeypatch: pytest.MonkeyPatch, name: str) -> tuple[threading.Event, threading.Event]:
-    """Let calls of a function of files hang; returns what is set when one has begun, and what ends them."""
-    begun, ends, call = threading.Event(), threading.Event(), getattr(files, name)
+def step_until_loading(server: Server, client: Client) -> None:
+    """Step until a request waits for a mark from disk."""
+    deadline = time.monotonic() + 30
+    while not client.job.loading:
+        assert time.monotonic() < deadline, "it never waits for the disk"
+        server.scheduler.step()
 
-    def slow(path: Path) -> Any:
-        begun.set()
-        ends.wait(30)
-        return call(path)
+
+def hang(
+    monkeypatch: pytest.MonkeyPatch, name: str, after: int = 0
+) -> tuple[threading.Event, threading.Event]:
+    """Let calls of a function of files hang, the first ones aside; returns what is set when one has begun,
+    and what ends them."""
+    begun, ends, call = threading.Event(), threading.Event(), getattr(files, name)
+    n_calls = itertools.count()
+
+    def slow(*args: Any) -> Any:
+        if next(n_calls) >= after:
+            begun.set()
+            ends.wait(60)
+        return call(*args)
 
     monkeypatch.setattr(files, name, slow)
     return begun, ends

@@ -54,7 +54,10 @@ def spill_limit_bytes(names: Names, folder: object, gib: float | None) -> int:
         InvalidArgument: One of them is of another type or out of its range.
     """
     if folder is not None and (not isinstance(folder, str | os.PathLike) or not Path(folder).parts):
-        raise InvalidArgument(f"{names.name('spill_dir')} is {folder!r}, expected the name of a folder")
+        raise InvalidArgument(
+            f"{names.name('spill_dir')} is {folder!r}, expected the name of a folder; "
+            "where the current folder is meant, give its whole path"
+        )
     limit = size_bytes(names.name("spill_limit_gib"), gib)
     if limit is not None and folder is None:
         raise InvalidArgument(

@@ -86,8 +86,17 @@ class Caching:
 
     @property
     def going_on(self) -> bool:
-        """Whether the spill directory is at work: it may hold memory, and jobs may wait for it."""
+        """Whether the spill directory is worth waiting for."""
         return self.disk is not None and self.disk.going_on
+
+    def end_reads(self, rank: tuple[bool, int] | None = None) -> bool:
+        """Give back the pages of marks that are on their way from disk; whether there were any.
+
+        Args:
+            rank: Of who lacks pages: those who are less senior wait no longer for theirs. None: only what
+                nobody waits for gives way.
+        """
+        return self.disk is not None and self.disk.give_way(rank)
 
     @property
     def waits(self) -> bool:
@@ -161,8 +170,9 @@ class Caching:
         """Whether so many pages would come free if all marks gave way but those that stay."""
         pages = {page for mark in stay for page in mark.value.pages}
         n_blocks = sum(mark.value.snapshot is not None for mark in stay)
-        blocks = self._pages_of(self._core.snapshot_bytes() - n_blocks * self._core.block_bytes)
-        return n_pages <= self._core.snapshot_pages() - len(pages) + blocks
+        coming = self.disk.n_reserved if self.disk is not None else (0, 0)
+        blocks = self._pages_of(self._core.snapshot_bytes() - (n_blocks + coming[0]) * self._core.block_bytes)
+        return n_pages <= self._core.snapshot_pages() - len(pages) - coming[1] + blocks
 
     def keep_within(self) -> None:
         """Evict where sequences have taken pages in place of which there are blocks.
@@ -192,11 +202,12 @@ class Caching:
         return job.hit
 
     def shared_pages(self, job: Job) -> int:
-        """Count the pages that a job shares with the mark that it would go on from."""
+        """Count the pages that a job shares with the mark that it would go on from, or that comes for it."""
+        coming = self.disk.coming_pages(job) if self.disk is not None else 0
         hit = self.look(job)
         if hit is None or hit.value.snapshot is None:
-            return 0
-        return (hit.n - 1) // self.cache.options.page
+            return coming
+        return (hit.n - 1) // self.cache.options.page + coming
 
     def resume(self, job: Job) -> Session | None:
         """Make the session of a job that goes on from the deepest mark, and say so in the job.

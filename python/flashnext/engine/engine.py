@@ -220,6 +220,7 @@ class Engine:
         self.context = self._loaded.context
         self._random_bits = random_bits
         self._n_drafts = drafts
+        self._names = names
         self._stop_ids = frozenset(self._loaded.checkpoint.stop_tokens)
         self._numbers = itertools.count(1)
         self._process = os.getpid()
@@ -478,7 +479,8 @@ class Engine:
             self._thread.nudge()  # it lets the cache give way
             raise MemoryShort(
                 f"the process takes {size(self._guard.used_bytes)} of the {size(self.plan.limit_bytes)} that "
-                "it may; try again later, or start with a higher --load-limit or a smaller --prefix-cache"
+                f"it may; try again later, or start with a higher {self._names.name('load_limit_gib')} or a "
+                f"smaller {self._names.name('prefix_cache_gib')}"
             )
         ids, chat = prompt.token_ids, prompt.chat
         left = self.context - len(ids)

@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from flashnext.engine.core import Core, Snapshot
 from flashnext.engine.defaults import SAVE_S
 from flashnext.engine.job import Job
-from flashnext.engine.prefix_cache import KeptMark, PrefixCache
+from flashnext.engine.loading import Loading
+from flashnext.engine.prefix_cache import Kept, KeptMark, PrefixCache
 from flashnext.engine.radix import Keys
-from flashnext.engine.spill import Spill, SpillCounts, Stored
+from flashnext.engine.spill import NEVER_S, Spill, SpillCounts, Stored
+from flashnext.engine.spill_books import StoredMark
 
 STORE_AHEAD = 4
 """Marks that would go first are written before they do: those of one part of so many of the limit, or as many
@@ -28,7 +30,7 @@ HEAR_S = 0.002
 many times as long as a short one."""
 
 HANG_S = 30.0
-"""What has moved no file for so long is not waited for."""
+"""What has read no file for so long is not waited for."""
 
 PATIENCE_S = 1.0
 """How much longer than reading anew a mark may take to come from the directory."""
@@ -43,14 +45,25 @@ class _Fetch:
         promised_bytes: Of the cache, that are kept for it.
         began_s: When it was asked for.
         saves_s: What reading it anew takes.
-        jobs: Who waits for it.
+        loading: The read.
+        jobs: Who waits for it, or has until they were cancelled or made way.
     """
 
     n_bytes: int
     promised_bytes: int
     began_s: float
     saves_s: float
+    loading: Loading
     jobs: list[Job] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether anybody waits for it."""
+        return any(job.loading and not job.ended for job in self.jobs)
+
+    def wanted_by(self, rank: tuple[bool, int]) -> bool:
+        """Whether anybody waits for it who is more senior than that."""
+        return any(job.loading and not job.ended and job.rank < rank for job in self.jobs)
 
 
 class OnDisk:
@@ -88,10 +101,12 @@ class OnDisk:
         self._wake = threading.Event()
         self._fetches: dict[KeptMark, _Fetch] = {}
         self._storing = False
-        self._moved, self._moved_s = 0, clock_s()  # files that the directory has moved, and when that was
+        self._later: dict[Kept, float] = {}  # what cannot be written now, and until when
+        self._n_read, self._read_s = 0, clock_s()  # files that the directory has read, and when that was
+        self._hangs = False  # no file is read though some are asked for
         self._all_stored = -1  # at which version of the cache nothing was to be written
         spill.begin(
-            found=lambda stored: self._tell(lambda: self._found(stored)),
+            found=lambda stored, mark: self._tell(lambda: self._found(stored, mark)),
             forgotten=lambda rows, again: self._tell(lambda: self._forgotten(rows, again)),
             free=self._call,
         )
@@ -109,8 +124,25 @@ class OnDisk:
 
     @property
     def going_on(self) -> bool:
-        """Whether it is busy, and not in vain: a disk may never answer."""
-        return self.busy and self._now_s() - self._moved_s < HANG_S
+        """Whether it is worth waiting for: somebody waits for a mark, or pages come free in a moment.
+
+        Threads tell before they are done, so what they have told is looked at last.
+        """
+        waited = not self._hangs and any(fetch.wanted for fetch in self._fetches.values())
+        moving = self._spill.states.copying or any(fetch.loading.moving for fetch in self._fetches.values())
+        return waited or moving or bool(self._arrived)
+
+    @property
+    def n_reserved(self) -> tuple[int, int]:
+        """Blocks and pages of marks that are on their way and waited for: they do not give way."""
+        held = [f.loading.n_pages for f in self._fetches.values() if f.wanted and f.loading.n_pages]
+        return len(held), sum(held)
+
+    def coming_pages(self, job: Job) -> int:
+        """Count the pages that have come for a job which waits: it will share them."""
+        if not job.loading:
+            return 0
+        return max((f.loading.n_pages for f in self._fetches.values() if job in f.jobs), default=0)
 
     @property
     def may_store(self) -> bool:
@@ -120,9 +152,12 @@ class OnDisk:
     def tend(self) -> bool:
         """Hear what has been told, and hand in what is to be written; whether there was anything to hear."""
         heard = self._hear(HEAR_S)
-        if heard or not self.busy or self._moved != self._spill.n_moved:
-            self._moved, self._moved_s = self._spill.n_moved, self._now_s()
+        if not self._fetches or self._n_read != self._spill.states.n_read:
+            self._n_read, self._read_s = self._spill.states.n_read, self._now_s()
+        # Once for the whole step: who waits is let go before anybody is told that waiting is in vain.
+        self._hangs = self._now_s() - self._read_s >= HANG_S
         heard |= self._lose_patience()
+        self._store_again()
         if self.may_store:
             ahead = max(self.ahead_bytes, 2 * self._cache.largest_bytes)
             most_parted = self._spill.limit_bytes // PARTED_SHARE
@@ -153,8 +188,26 @@ class OnDisk:
             self._wake.wait(0.01)
             self._wake.clear()
 
+    def give_way(self, rank: tuple[bool, int] | None = None) -> bool:
+        """Give back the pages of marks that are on their way; whether there were any.
+
+        Args:
+            rank: Of who lacks pages: those who are less senior wait no longer for theirs. None: only what
+                nobody waits for gives way.
+        """
+        for fetch in self._fetches.values():
+            stays = fetch.wanted if rank is None else fetch.wanted_by(rank)
+            if not stays and fetch.loading.holds and not fetch.loading.ended:
+                fetch.loading.give_up()
+                self._break_promise(fetch)
+                _let_go(fetch)
+                return True
+        return False
+
     def close(self) -> None:
         """End what is under way, and give the directory back."""
+        for fetch in self._fetches.values():
+            fetch.loading.give_up()
         self._spill.close()
         self._hear()
 
@@ -173,12 +226,17 @@ class OnDisk:
         Returns:
             Whether the job waits for it.
         """
-        if not (job.cache and job.patient) or job.scores or job.fetched == self._cache.version:
+        if not (job.cache and job.patient) or job.scores or job.fetched == self._cache.version or self._hangs:
             return False
         job.fetched = self._cache.version
         mark = self._cache.find_stored(job.keys, lambda mark: self._pays(mark, base))
         if mark is None or not (mark in self._fetches or self._fetch(mark, base)):
             return False
+        if self._fetches[mark].loading.ended:
+            return False
+        for other in self._fetches.values():  # it may have made way while it waited, and not come back to it
+            if job in other.jobs:
+                other.jobs.remove(job)
         self._fetches[mark].jobs.append(job)
         job.loading = True
         return True
@@ -188,7 +246,8 @@ class OnDisk:
     def _pays(self, mark: KeptMark, base: KeptMark | None) -> bool:
         """Whether a mark comes sooner than the rows are read that it has beyond what memory has."""
         seconds = self._missing_bytes(mark, base) / self._spill.pace.bytes_per_s
-        return mark.value.stored and self._spill.readable and seconds < _saved_s(mark, base)
+        able = self._spill.readable and self._spill.clock_s() >= mark.value.again_s
+        return mark.value.stored and able and seconds < _saved_s(mark, base)
 
     def _missing_bytes(self, mark: KeptMark, base: KeptMark | None) -> int:
         return self._cache.bytes_of(mark.n) - self._shared_pages(mark, base) * self._core.page_bytes
@@ -202,34 +261,37 @@ class OnDisk:
         keys = self._cache.keys_of(mark)
         n_bytes = self._missing_bytes(mark, base)
         keep = {base} if base is not None else set()
+        at_most = self._core.free_pages() + self._core.snapshot_pages()  # if all marks gave way
+        if at_most * self._core.page_bytes < n_bytes:
+            return False
         if not self._cache.make_room(n_bytes, self._now_s(), keep):
             return False
         if self._free_pages() * self._core.page_bytes < n_bytes:
             return False
-        self._fetches[mark] = _Fetch(n_bytes, n_bytes, self._now_s(), _saved_s(mark, base))
         self._cache.promised_bytes += n_bytes
         snapshot = base.value.snapshot if base is not None else None
 
         def done(made: Snapshot | None, has: bool) -> None:
             self._tell(lambda: self._fetched(mark, keys, made, has))
 
-        self._spill.load(keys, snapshot, self._shared_pages(mark, base), done)
+        loading = self._spill.load(keys, snapshot, self._shared_pages(mark, base), done)
+        self._fetches[mark] = _Fetch(n_bytes, n_bytes, self._now_s(), _saved_s(mark, base), loading)
         return True
 
     def _fetched(self, mark: KeptMark, keys: Keys, snapshot: Snapshot | None, has: bool) -> None:
         fetch = self._fetches.pop(mark)
+        self._read_s = self._now_s()
         self._break_promise(fetch)
-        if snapshot is None:  # else one that fails again and again would be waited for again and again
-            for job in fetch.jobs:
-                job.patient = False
-        _release(fetch)
+        _let_go(fetch, patient=snapshot is not None)  # else what fails again and again is waited for so too
         if snapshot is not None:
             kept = mark.value  # it may be out of the tree by now
             found = self._cache.insert(keys, kept.kind, snapshot, kept.cost_s, self._now_s())
             if found is not None:
                 self.use(found)
         elif not has:
-            self._forgotten(keys, again=False)
+            self._forgotten(keys, again=True)
+        else:
+            mark.value.again_s = fetch.loading.again_s
 
     def _break_promise(self, fetch: _Fetch) -> None:
         """Keep room no longer; a mark that comes all the same makes its own."""
@@ -238,20 +300,19 @@ class OnDisk:
 
     def _lose_patience(self) -> bool:
         """Let jobs read that have waited longer than reading takes, or in vain; whether there are any."""
-        hangs, now_s = not self.going_on, self._now_s()
-        for fetch in self._fetches.values() if hangs else ():
-            self._break_promise(fetch)
+        now_s = self._now_s()
         late = [
             fetch
             for fetch in self._fetches.values()
-            if fetch.jobs and (hangs or now_s - fetch.began_s > fetch.saves_s + self.patience_s)
+            if fetch.jobs and (self._hangs or now_s - fetch.began_s > fetch.saves_s + self.patience_s)
         ]
         for fetch in late:
             # So that the next one does not wait for the same again.
             self._spill.pace.measure(fetch.n_bytes, now_s - fetch.began_s, ended=False)
-            for job in fetch.jobs:
-                job.patient = False
-            _release(fetch)
+            _let_go(fetch)
+        for fetch in self._fetches.values():
+            if not fetch.wanted:
+                self._break_promise(fetch)
         return bool(late)
 
     # --- what is written
@@ -266,14 +327,27 @@ class OnDisk:
         age_s = max(0.0, self._now_s() - kept.used_s)
         stored = Stored(keys, kept.kind, kept.cost_s, age_s, kept.pinned)
 
-        def written(done: bool, ever: bool) -> None:
+        def written(made: StoredMark | None, again_s: float) -> None:
             self._storing, self._all_stored = False, -1
-            kept.storable = done or ever
-            if done:
-                self._cache.insert_stored(keys, kept.kind, kept.cost_s, kept.used_s, pinned=stored.pinned)
+            if made is not None:
+                kept.storable = True
+                if made.there:  # else it has been told already, or will be, that it is not any more
+                    self._cache.insert_stored(keys, kept.kind, kept.cost_s, kept.used_s, pinned=stored.pinned)
+            elif again_s > self._spill.clock_s():
+                kept.storable = False  # until then, or until it is used
+                if again_s < NEVER_S:
+                    self._later[kept] = again_s
+            else:
+                kept.storable = True
 
         self._storing = True
-        self._spill.store(stored, snapshot, lambda done, ever: self._tell(lambda: written(done, ever)))
+        self._spill.store(stored, snapshot, lambda made, again_s: self._tell(lambda: written(made, again_s)))
+
+    def _store_again(self) -> None:
+        """Let marks be written whose files failed a while ago."""
+        for kept in [kept for kept, again_s in self._later.items() if again_s <= self._spill.clock_s()]:
+            del self._later[kept]
+            kept.storable, self._all_stored = True, -1
 
     # --- what the directory's threads tell
 
@@ -295,7 +369,9 @@ class OnDisk:
         self._wake.set()
         self._told()
 
-    def _found(self, stored: Stored) -> None:
+    def _found(self, stored: Stored, mark: StoredMark) -> None:
+        if not mark.there:  # it was found damaged meanwhile
+            return
         used_s = self._now_s() - stored.age_s
         self._cache.insert_stored(stored.rows, stored.kind, stored.cost_s, used_s, pinned=stored.pinned)
 
@@ -314,7 +390,8 @@ def _saved_s(mark: KeptMark, base: KeptMark | None) -> float:
     return mark.value.cost_s - (base.value.cost_s if base is not None else 0.0)
 
 
-def _release(fetch: _Fetch) -> None:
+def _let_go(fetch: _Fetch, *, patient: bool = False) -> None:
+    """Let those go on who wait for a mark, and say whether they would wait again."""
     for job in fetch.jobs:
-        job.loading = False
+        job.loading, job.patient = False, job.patient and patient
     fetch.jobs.clear()

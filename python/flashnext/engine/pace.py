@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 COOL_S = 30.0
 """After a failed write, how long nothing is written; twice as long after each further one. Reads likewise."""
@@ -84,3 +84,51 @@ class Cool:
     def succeed(self) -> None:
         """Let the next pause be a short one, and the next failure be told."""
         self._n_in_a_row, self.told = 0, ""
+
+
+class Pauses:
+    """When is tried again what failed: one file, or, where another one fails before any succeeds, all.
+
+    For one thread; `until_s` may be read from any.
+    """
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        self._all = Cool()
+        self._files: dict[str, Cool] = {}
+        self._last: str | None = None  # the file that failed last; None where something has succeeded since
+
+    @property
+    def until_s(self) -> float:
+        """When anything at all is tried again."""
+        return self._all.until_s
+
+    def of(self, names: Iterable[str]) -> float:
+        """Say when the last of some files is tried again."""
+        cools = [self._files[name] for name in names if name in self._files] if self._files else []
+        return max((cool.until_s for cool in cools), default=float("-inf"))
+
+    def fail(self, now_s: float, name: str | None = None) -> None:
+        """Begin a pause.
+
+        Args:
+            now_s: The time.
+            name: Of the file that failed; None where it is plain that others would fail too.
+        """
+        if name is not None and self._last in (None, name):
+            self._files.setdefault(name, Cool()).fail(now_s)
+            self._last = name
+        else:
+            self._all.fail(now_s)
+
+    def succeed(self, names: Iterable[str]) -> None:
+        """Take note that files could be had; the next failure is told, and its pause is a short one."""
+        self._all.succeed()
+        self._last = None
+        for name in names if self._files else ():
+            self._files.pop(name, None)
+
+    def news(self, text: str) -> bool:
+        """Whether what failed is another thing than was told last."""
+        before, self._all.told = self._all.told, text
+        return text != before

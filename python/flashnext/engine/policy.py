@@ -186,7 +186,7 @@ def next_step(
         limits: What the engine has.
         costs: What steps took lately.
     """
-    lacking = _lacking(running, limits.free_pages)
+    lacking = who_lacks(running, limits.free_pages)
     victim = _victim(running, lacking)
     if victim is None:
         victim = _yielding(waiting, running, limits)
@@ -203,7 +203,7 @@ def next_step(
     )
 
 
-def _lacking(running: Sequence[Running], free: int) -> set[int]:
+def who_lacks(running: Sequence[Running], free: int) -> set[int]:
     """Name the sequences that stand still for want of pages: the more senior ones are served first.
 
     One that waits for a fork needs nothing yet.

@@ -60,7 +60,9 @@ class Kept:
         snapshot: In memory; None where it is in the spill directory alone, and of the tree's root.
         pages: Ids of its pages, by position.
         stored: Whether the spill directory has it.
-        storable: Whether it may get it: it fits there, and was not removed there since it was used.
+        storable: Whether it may get it: it fits there, and was not removed there since it was used; nor is
+            one of its files known to fail.
+        again_s: When the spill directory may be asked for it again, by the clock of that.
         pinned: Whether it goes after all that are not.
         pin_stored: Whether the spill directory knows of that.
         behind: The rows that lay behind it, up to a page, in the prompt that it was made for; None where
@@ -74,6 +76,7 @@ class Kept:
     pages: tuple[int, ...] = field(default=(), repr=False)
     stored: bool = False
     storable: bool = True
+    again_s: float = float("-inf")
     pinned: bool = False
     pin_stored: bool = False
     behind: Keys | None = field(default=None, repr=False)
@@ -353,7 +356,7 @@ class PrefixCache:
     def forget_stored(self, mark: KeptMark) -> None:
         """Take note that the spill directory does not have a mark any more, or cannot give it."""
         self.version += 1
-        mark.value.stored = False
+        mark.value.stored = mark.value.pin_stored = False
         if mark.value.snapshot is None and mark.parent is not None:
             self._tree.remove(mark)
 

@@ -19,7 +19,17 @@ from flashnext.engine.errors import EngineClosed
 from flashnext.engine.events import Counts, TokenLogprob
 from flashnext.engine.job import Job
 from flashnext.engine.marks import Place
-from flashnext.engine.policy import Costs, Limits, Running, Step, Waiting, chunk_rows, next_step, shortage
+from flashnext.engine.policy import (
+    Costs,
+    Limits,
+    Running,
+    Step,
+    Waiting,
+    chunk_rows,
+    next_step,
+    shortage,
+    who_lacks,
+)
 from flashnext.engine.prefix_cache import KeptMark
 from flashnext.engine.prefixes import Prefix, find_prefix
 from flashnext.engine.radix import Keys, row_keys
@@ -219,12 +229,17 @@ class Scheduler:
             short = shortage(waiting, running, limits)
             # Running sequences get whatever there is; a request that waits only what is enough for it, and
             # not the marks that those who come next go on from, unless nobody else will ever give any.
-            if (short.running or short.waiting) and self._warm.give_way():
+            if (short.running or short.waiting) and (self._warm.give_way() or self._caching.end_reads()):
                 continue
             hits = self._hits()
             stay = () if short.running or not self._running else hits
             n = short.running or (short.waiting if self._caching.can_give(short.waiting, stay) else 0)
-            if not n or not self._caching.give_way(n, hits, stay):
+            if n and self._caching.give_way(n, hits, stay):
+                continue
+            # A mark that comes from a slow disk for one of the juniors would have its pages for long.
+            lacking = who_lacks(running, limits.free_pages) if short.running else ()
+            needy = next((job for job in self._running if job.id in lacking), None)
+            if needy is None or not self._caching.end_reads(needy.rank):
                 return next_step(waiting, running, limits, self._costs)
 
     def _hits(self) -> set[KeptMark]:
@@ -490,7 +505,7 @@ class Scheduler:
             found = self._core.free_pages()
             error = OutOfPages(
                 f"the reply needs more than the {found} free of {self._core.n_pages} pages, and no other "
-                "reply has any to give; ask for a shorter one, or serve a larger --context"
+                "reply has any to give; ask for a shorter one, or have a larger context served"
             )
             self._fail(jobs[0], error)
 

@@ -7,30 +7,29 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
-
 from flashnext.engine import spill_files as files
-from flashnext.engine.core import Bytes, Core, Snapshot
-from flashnext.engine.defaults import SPILL_PIECE_BYTES
+from flashnext.engine.core import Core, Snapshot
 from flashnext.engine.helper import Helper
+from flashnext.engine.loading import Ended, Loading
 from flashnext.engine.marks import Kind
-from flashnext.engine.pace import Cool, Pace
+from flashnext.engine.pace import Pace, Pauses
 from flashnext.engine.radix import Keys
-from flashnext.errors import FlashnextError, InvalidArgument
+from flashnext.engine.spill_books import Books, StoredMark
+from flashnext.engine.spill_states import OfOneFile, StateFiles
+from flashnext.errors import FlashnextError
 
 _log = logging.getLogger("flashnext.engine")
 
-PINNED_SHARE = 0.5
-"""Part of the limit in which pinned marks go last; the others of them go like any other."""
-
 FLOOR_BYTES = 1 << 30
 """Free space of the disk that is left alone."""
+
+NEVER_S = float("inf")
+"""When a mark may be handed in again that cannot be written as it is."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +51,6 @@ class Stored:
     pinned: bool
 
 
-class _Ended(FlashnextError):
-    """What was being read or written is of no use any more; nothing is wrong with the directory."""
-
-
-@dataclass
-class _File:
-    rows: Keys = field(repr=False)
-    size_bytes: int
-    pages: list[str]
-    pinned: bool
-    used: float
-
-
 @dataclass(frozen=True)
 class SpillCounts:
     """What a directory holds and what was done with it; see `CacheCounts`."""
@@ -83,9 +69,10 @@ class Spill:
     Only the writer's thread writes and removes files, and none is touched while a lock is held.
 
     Attributes:
-        limit_bytes: Most that all files take.
+        books: What files there are.
+        clock_s: A clock that never goes back, by which pauses end.
+        states: What is in them.
         pace: How fast marks come back.
-        n_moved: Files that were read and written; whoever waits sees by it that something goes on.
     """
 
     def __init__(
@@ -113,43 +100,45 @@ class Spill:
             clock_s: A clock that never goes back, by which pauses end.
 
         Raises:
-            InvalidArgument: It has no name, or none but the current folder's.
             SpillBusy: Another process has it.
             SpillError: It cannot be used.
         """
-        if not folder.parts:  # as Path("") has none, which nobody means the current folder by
-            raise InvalidArgument(
-                "the spill directory has an empty name, expected that of a folder; "
-                "where the current folder is meant, give its whole path"
-            )
         folder = files.absolute(folder)
         self._folder, self._core, self._identity, self._page = folder, core, identity, page
-        self.limit_bytes, self._floor_bytes = limit_bytes, floor_bytes
-        self._now, self._clock_s = now, clock_s
+        self._floor_bytes = floor_bytes
+        self._now, self.clock_s = now, clock_s
         self._lock_file = files.Lock(folder)
+        self.books = Books(limit_bytes)
         self._mutex = threading.Lock()
-        self._marks: dict[str, _File] = {}
-        self._pages: dict[str, int] = {}  # their sizes
-        self._needed = Counter[str]()  # how many marks need a page
-        self._doomed: dict[str, int] = {}  # sizes of files that are to be removed
-        # Sizes of files that could not be looked at, those to go first in front.
-        self._others: dict[str, int] = {}
-        self._n_bytes = 0  # of all of them
         self._used = set[str]()  # marks whose files are to be told so: one that hangs has others wait
         self._looked = False  # through the directory as it is, to its end
         self._writer = Helper("flashnext-spill", dry=lambda: self._free())
         self._reader = Helper("flashnext-restore")
         self._closed = False
-        self._writes, self._reads = Cool(), Cool()
+        self._writes, self._reads = Pauses(), Pauses()
         self._n_spilled = self._n_restored = self._n_failures = 0
         self.pace = Pace(clock_s)
-        self.n_moved = 0
+        self.states = StateFiles(
+            folder,
+            core,
+            identity,
+            page=page,
+            floor_bytes=floor_bytes,
+            held=lambda: self._lock_file.held,
+            closed=lambda: self._closed,
+            spoilt=self._spoilt,
+        )
+
+    @property
+    def limit_bytes(self) -> int:
+        """Most that all files take."""
+        return self.books.limit_bytes
 
     @property
     def counts(self) -> SpillCounts:
         """What it holds and has done; waits for nothing."""
         return SpillCounts(
-            len(self._marks), self._n_bytes, self._n_spilled, self._n_restored, self._n_failures
+            self.books.n_marks, self.books.n_bytes, self._n_spilled, self._n_restored, self._n_failures
         )
 
     @property
@@ -160,38 +149,41 @@ class Spill:
     @property
     def ready(self) -> bool:
         """Whether a mark may be handed in to be written."""
-        return not self._closed and not self._writer.n_waiting and self._clock_s() >= self._writes.until_s
+        return not self._closed and not self._writer.n_waiting and self.clock_s() >= self._writes.until_s
 
     @property
     def readable(self) -> bool:
         """Whether marks can be read, as far as is known."""
-        return not self._closed and self._clock_s() >= self._reads.until_s
+        return not self._closed and self.clock_s() >= self._reads.until_s
 
     def begin(
         self,
-        found: Callable[[Stored], None],
+        found: Callable[[Stored, StoredMark], None],
         forgotten: Callable[[Keys, bool], None],
         free: Callable[[], object],
     ) -> None:
         """Look through the directory, in the background.
 
         Args:
-            found: Told each mark that there is.
+            found: Told each mark that there is, and its place in the books, which may be gone by then.
             forgotten: Told the rows of each mark that is not there any more, and whether it may be handed in
-                again at once: its folder is gone, and nobody made it give way.
+                again at once: its folder is gone, or a file is damaged, and nobody made it give way.
             free: Called when nothing is being written or removed any more, so that a mark may be handed in;
                 not when a pause ends.
         """
         self._found, self._forgotten, self._free = found, forgotten, free
         self._writer.call(self._scan)
 
-    def store(self, mark: Stored, snapshot: Snapshot, done: Callable[[bool, bool], None]) -> None:
+    def store(
+        self, mark: Stored, snapshot: Snapshot, done: Callable[[StoredMark | None, float], None]
+    ) -> None:
         """Write a mark.
 
         Args:
             mark: What it is.
             snapshot: Its state; may be closed at any time, which ends the write.
-            done: Told whether it was written, and where it was not, whether it ever can be.
+            done: Told its place in the books, which may be gone by then, None where it was not written; and
+                when it may be handed in again in that case, by `clock_s`.
         """
         self._writer.call(lambda: self._store(mark, snapshot, done))
 
@@ -201,7 +193,7 @@ class Spill:
         shared: Snapshot | None,
         n_shared: int,
         done: Callable[[Snapshot | None, bool], None],
-    ) -> None:
+    ) -> Loading:
         """Read a mark.
 
         Args:
@@ -209,16 +201,20 @@ class Spill:
             shared: A snapshot whose first pages are the mark's too.
             n_shared: How many.
             done: Told the state, None where it cannot be had, and whether the directory still has it.
+
+        Returns:
+            The read, which may be given up.
         """
-        self._reader.call(lambda: self._load(rows, shared, n_shared, done))
+        loading = Loading()
+        self._reader.call(lambda: self._load(loading, rows, shared, n_shared, done))
+        return loading
 
     def use(self, rows: Keys, pinned: bool) -> None:
         """Take note that a mark was used."""
         name = files.mark_name(self._identity, rows)
+        if self.books.use(name, self._now(), pinned) is None:
+            return
         with self._mutex:
-            if (mark := self._marks.get(name)) is None:
-                return
-            mark.used, mark.pinned = self._now(), mark.pinned or pinned
             if name in self._used:
                 return
             self._used.add(name)
@@ -255,53 +251,56 @@ class Spill:
     def _take(self, entry: files.Entry, pages: list[str]) -> None:
         """Take in a mark that the directory has."""
         header, sizes = entry.header, dict[str, int]()
-        for name in pages:
-            if name not in self._pages:
-                try:
-                    sizes[name] = (self._folder / name).lstat().st_size
-                except OSError:
-                    return
-        age_s = max(0.0, self._now() - entry.used)
+        for name in self.books.missing(pages):
+            try:
+                sizes[name] = (self._folder / name).lstat().st_size
+            except OSError:
+                return
+        now = self._now()
+        used = min(now, entry.used)  # a clock that was ahead once would have it stay for ever
         kind, cost_s, pinned = Kind(header["kind"]), float(header["cost_s"]), header["pinned"]
-        with self._mutex:
-            self._marks[entry.name] = _File(entry.rows, entry.size_bytes, pages, pinned, entry.used)
-            self._needed.update(pages)
-            self._pages.update(sizes)
-            self._n_bytes += entry.size_bytes + sum(sizes.values())
-        self._found(Stored(entry.rows, kind, cost_s, age_s, pinned))
+        mark = StoredMark(entry.rows, entry.size_bytes, pages, pinned, used)
+        if self.books.take(entry.name, mark, sizes):
+            self._found(Stored(entry.rows, kind, cost_s, now - used, pinned), mark)
 
     def _count_others(self) -> None:
         """Count the files that are left and could not be looked at: they take space all the same."""
         found = []
         for path in files.list_files(self._folder):
-            if path.name not in self._marks and path.name not in self._pages:
+            if not self.books.knows(path.name):
                 with suppress(OSError):
                     status = path.lstat()
                     found.append((status.st_mtime, path.name, status.st_size))
-        with self._mutex:
-            for _, name, size in sorted(found):
-                self._others[name] = size
-                self._n_bytes += size
+        for _, name, size in sorted(found):
+            self.books.take_other(name, size)
 
-    def _store(self, mark: Stored, snapshot: Snapshot, done: Callable[[bool, bool], None]) -> None:
-        names = files.page_names(self._identity, mark.rows, self._page)
-        written, ever = False, True
+    def _store(
+        self, mark: Stored, snapshot: Snapshot, done: Callable[[StoredMark | None, float], None]
+    ) -> None:
+        name, names = "", list[str]()
+        written, again_s = None, float("-inf")
         try:
+            name, names = self.states.names(mark.rows)
+            again_s = self._writes.of([name, *names])
+            if again_s > self.clock_s():
+                return
             self._hold()
-            with self._mutex:
-                self._needed.update(names)  # so that none of them is removed meanwhile
+            self.books.need(names)  # so that none of them is removed meanwhile
             try:
-                self._write(mark, snapshot, names)
+                written = self._write(mark, snapshot, name, names)
             except BaseException:
-                with self._mutex:
-                    self._release(names)
+                self.books.release(names)
                 raise
-            written = True
-            self._writes.succeed()
+            self._writes.succeed([name, *names])
         except files.NoRoom as error:
-            ever = self._size_of(mark, names, whole=True) <= self.limit_bytes
-            if ever:
+            if self.states.size_of(len(mark.rows), len(names)) > self.limit_bytes:
+                again_s = NEVER_S
+            else:
                 self._fail(error, self._writes)
+        except OfOneFile as one:
+            if not self._closed:
+                self._fail(one.error, self._writes, one.name)
+                again_s = self._writes.of([name, *names])
         except (OSError, files.SpillError) as error:
             if not self._closed:
                 self._fail(error, self._writes)
@@ -311,7 +310,7 @@ class Spill:
             self._fail(error, self._writes)
         finally:  # whatever it was, the next one is handed in only after an answer
             self._sweep()
-            done(written, ever)
+            done(written, again_s)
 
     def _hold(self) -> None:
         """See that the directory is the one that was taken; else forget all, and take what is there now.
@@ -326,68 +325,39 @@ class Spill:
         if held and self._looked:
             return
         self._looked = False
-        with self._mutex:
-            gone = list(self._marks.values())
-            for kept in (self._marks, self._pages, self._needed, self._doomed, self._others):
-                kept.clear()
-            self._n_bytes = 0
-        for mark in gone:
+        for mark in self.books.clear():
             self._forgotten(mark.rows, True)
         if not self._folder.is_dir():  # whoever removed it does not want it made again
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self._folder))
         if not held:
-            lock = files.Lock(self._folder)
-            self._lock_file.release()
-            self._lock_file = lock
-        self._reads = Cool()  # the pause after what failed while it was away
+            before, self._lock_file = self._lock_file, files.Lock(self._folder)
+            before.release()
+        self._reads = Pauses()  # without those after what failed while it was away
         self._scan()
         if not self._looked:
-            raise _Ended("the directory cannot be looked through, or is given back")
+            raise Ended("the directory cannot be looked through, or is given back")
 
-    def _write(self, mark: Stored, snapshot: Snapshot, names: Sequence[str]) -> None:
-        name = files.mark_name(self._identity, mark.rows)
-        if self._size_of(mark, names, whole=True) > self.limit_bytes:  # before others are removed for it
-            raise files.NoRoom(f"{self._folder}: a mark of {len(mark.rows)} rows does not fit --spill-limit")
-        n_bytes = self._size_of(mark, names, whole=False)
-        over = max(0, self._n_bytes + n_bytes - self.limit_bytes)  # that comes free before it is written
+    def _write(self, mark: Stored, snapshot: Snapshot, name: str, names: Sequence[str]) -> StoredMark:
+        n_rows, states = len(mark.rows), self.states
+        if states.size_of(n_rows, len(names)) > self.limit_bytes:  # before others are removed for it
+            raise files.NoRoom(f"{self._folder}: a mark of {n_rows} rows exceeds its limit alone")
+        n_bytes = states.size_of(n_rows, len(self.books.missing(names)))
+        over = self.books.over(n_bytes)  # that comes free before it is written
         files.require_space(self._folder, n_bytes - over, self._floor_bytes)
         self._make_room(n_bytes, name)
         for index, page in enumerate(names):
             if self._closed:
-                raise _Ended("the directory is given back")
-            if page not in self._pages:
-                data = self._core.read_page(snapshot, index)
-                told = {"identity": self._identity, "name": page}
-                size = files.write(self._folder / page, told, mark.rows[:0], [data], self._floor_bytes)
-                with self._mutex:
-                    self._pages[page] = size
-                    self._n_bytes += size - self._pop_idle(page)
-                self.n_moved += 1
-        header = {
-            "identity": self._identity,
-            "kind": int(mark.kind),
-            "cost_s": mark.cost_s,
-            "pinned": mark.pinned,
-        }
-        state = [self._core.read_block(snapshot), self._core.read_page(snapshot, len(names))]
-        size = files.write(self._folder / name, header, mark.rows, state, self._floor_bytes)
-        with self._mutex:
-            before = self._marks.pop(name, None)
-            had = before.size_bytes if before is not None else self._pop_idle(name)
-            self._n_bytes += size - had
-            if before is not None:
-                self._release(before.pages)
-            self._marks[name] = _File(mark.rows, size, list(names), mark.pinned, self._now())
-            self._n_spilled += 1
-            spoilt = any(page not in self._pages for page in names)
-        self.n_moved += 1
-        if spoilt:  # one of its pages was found damaged meanwhile
-            self._forget(name)
-
-    def _size_of(self, mark: Stored, names: Sequence[str], *, whole: bool) -> int:
-        missing = [name for name in names if whole or name not in self._pages]
-        page = self._core.page_bytes + 256
-        return (len(missing) + 1) * page + self._core.block_bytes + 8 * len(mark.rows) + 256
+                raise Ended("the directory is given back")
+            if self.books.missing([page]):
+                self.books.put_page(page, states.write_page(page, snapshot, index))
+        told = {"kind": int(mark.kind), "cost_s": mark.cost_s, "pinned": mark.pinned}
+        size = states.write_mark(name, mark.rows, snapshot, len(names), told)
+        stored = StoredMark(mark.rows, size, names, mark.pinned, self._now())
+        self.books.put_mark(name, stored)
+        self._n_spilled += 1
+        if self.books.missing(names):  # one of its pages was found damaged meanwhile
+            self._forget(name, again=True)
+        return stored
 
     def _make_room(self, n_bytes: int, name: str) -> None:
         """Remove what could not be looked at, then what was not used for longest, and pinned marks last.
@@ -399,21 +369,14 @@ class Spill:
             OSError: No more can be removed, as on a disk that became read-only.
         """
         self._sweep()
-        with self._mutex:
-            if self._n_bytes + n_bytes <= self.limit_bytes:
-                return
-            marks = self._in_order(name)
+        if not self.books.over(n_bytes):
+            return
+        marks = self.books.in_order(but=name)
         failed: OSError | None = None
-        while True:
-            with self._mutex:
-                if self._n_bytes + n_bytes <= self.limit_bytes:
-                    return
-                unknown = next(iter(self._others), None)
-                if unknown is not None:
-                    self._doomed[unknown] = self._others.pop(unknown)
-            if unknown is None:
+        while self.books.over(n_bytes):
+            if not self.books.doom_other():
                 if not marks:
-                    raise failed or files.NoRoom(f"{self._folder}: {n_bytes} bytes do not fit --spill-limit")
+                    raise failed or files.NoRoom(f"{self._folder}: {n_bytes} bytes do not fit its limit")
                 error = self._give_up(marks.popleft())
                 failed = failed or error
             self._sweep()
@@ -427,27 +390,8 @@ class Spill:
         if not self._lock_file.held:
             raise OSError(errno.ESTALE, "the directory is not there", str(self._folder))
         if (error := files.remove(self._folder / name)) is None:
-            self._forget(name)
+            self._forget(name, again=False)
         return error
-
-    def _in_order(self, name: str) -> deque[str]:
-        """Name all marks but one, those that make room first in front; with the mutex held."""
-        last = self._go_last()
-        others = (other for other in self._marks if other != name)
-        return deque(sorted(others, key=lambda other: (other in last, self._marks[other].used)))
-
-    def _go_last(self) -> set[str]:
-        """Name the pinned marks that were used last and fit the part of the limit that is theirs."""
-        held, pages, size = set[str](), set[str](), 0
-        pinned = ((name, mark) for name, mark in self._marks.items() if mark.pinned)
-        for name, mark in sorted(pinned, key=lambda one: -one[1].used):
-            more = set(mark.pages) - pages
-            size += mark.size_bytes + sum(self._pages.get(page, 0) for page in more)
-            if size > self.limit_bytes * PINNED_SHARE:
-                break
-            held.add(name)
-            pages |= more
-        return held
 
     def _sweep(self) -> None:
         """Remove the files that nobody needs any more, where the directory is the one that was taken."""
@@ -456,148 +400,88 @@ class Spill:
                 return
         except OSError:
             return
-        with self._mutex:
-            names = list(self._doomed)
-        for name in names:
+        for name in self.books.doomed:
             if files.remove(self._folder / name) is None:
-                with self._mutex:
-                    self._n_bytes -= self._doomed.pop(name, 0)
+                self.books.removed(name)
 
     # --- in the reader's thread
 
     def _touch(self, name: str) -> None:
         with self._mutex:
             self._used.discard(name)
-            mark = self._marks.get(name)
-        if mark is not None:
+        if (mark := self.books.get(name)) is not None:
             files.touch(self._folder / name, mark.used)
 
     def _load(
         self,
+        loading: Loading,
         rows: Keys,
         shared: Snapshot | None,
         n_shared: int,
         done: Callable[[Snapshot | None, bool], None],
     ) -> None:
-        name = files.mark_name(self._identity, rows)
         made, has = None, True
         try:
+            name, names = self.states.names(rows)
+            loading.again_s = self._reads.of([name, *names])
+            if loading.again_s > self.clock_s():
+                return
             began = time.perf_counter()
-            made, n_bytes = self._read(name, rows, shared, n_shared)
-            self.pace.measure(n_bytes, time.perf_counter() - began)
-            with self._mutex:
+            try:
+                n_bytes = self.states.read(loading, rows, shared, n_shared)
+                self.pace.measure(n_bytes, time.perf_counter() - began)
+                self._reads.succeed([name, *names])
+                made = loading.whole()
                 self._n_restored += 1
-            self._reads.succeed()
-        except (files.SpillError, FileNotFoundError) as error:  # its files: whoever needs it does without
-            self._fail(error, self._reads, pause=False)
-            self._forget(name)
-            has = False
+            except (files.SpillError, FileNotFoundError) as error:  # its files: who needs it does without
+                self._fail(error, self._reads, pause=False)
+                self._forget(name, again=True)
+                has = False
+            except OfOneFile as one:
+                self._fail(one.error, self._reads, one.name)
+                loading.again_s = self._reads.of([name, *names])
         except FlashnextError:
-            pass  # no memory now, it is given back, or the pages that were to be shared are gone
+            pass  # no memory now, it is given up, or the pages that were to be shared are gone
         except Exception as error:  # of the system, which passes; the files may be as good as ever
             self._fail(error, self._reads)
-        finally:  # whatever it was, somebody waits for an answer
+        finally:  # whatever it was, somebody waits for an answer, and for pages that it has by then
+            if made is None:
+                loading.give_up()
             done(made, has)
+            loading.told()
 
-    def _read(self, name: str, rows: Keys, shared: Snapshot | None, n_shared: int) -> tuple[Snapshot, int]:
-        core, page_bytes, n_bytes = self._core, self._core.page_bytes, 0
-        entry, payload = self._read_file(name)
-        names = files.page_names(self._identity, rows, self._page)
-        right = entry.header.get("identity") == self._identity and np.array_equal(entry.rows, rows)
-        if not right or payload.nbytes != core.block_bytes + page_bytes:
-            raise files.SpillError(f"{self._folder / name}: of another state than its name says")
-        block, tail = payload[: core.block_bytes], payload[core.block_bytes :]
-        at = n_shared if shared is not None else 0
-        held: Snapshot | None = None  # has the pages that have been read so far, under a block of no meaning
-        try:
-            while True:
-                source = held or shared
-                pages: list[Bytes | tuple[Snapshot, int]] = []
-                if source is not None:
-                    pages += ((source, index) for index in range(at))
-                piece = names[at : at + max(1, SPILL_PIECE_BYTES // page_bytes)]
-                for page in piece:
-                    if self._closed:
-                        raise _Ended("the directory is given back")
-                    pages.append(self._read_page(page))
-                    self.n_moved += 1
-                at += len(piece)
-                n_bytes += len(piece) * page_bytes
-                last = at == len(names)
-                more = core.restore(
-                    len(rows) if last else at * self._page, block, [*pages, tail] if last else pages
-                )
-                if held is not None:
-                    held.close()
-                held = more
-                if last:
-                    return held, n_bytes + payload.nbytes
-        except BaseException:
-            if held is not None:
-                held.close()
-            raise
-
-    def _read_page(self, name: str) -> Bytes:
-        path = self._folder / name
-        try:
-            entry, data = self._read_file(name)
-            told = entry.header.get("identity"), entry.header.get("name")  # it has no rows to be named by
-            if told != (self._identity, name) or data.nbytes != self._core.page_bytes:
-                raise files.SpillError(f"{path}: of another state than its name says")
-        except (files.SpillError, FileNotFoundError):
-            with self._mutex:
-                needing = [mark for mark, file in self._marks.items() if name in file.pages]
-                if (size := self._pages.pop(name, None)) is not None:
-                    self._doomed[name] = size
-            for mark in needing:
-                self._forget(mark)
-            raise
-        return data
-
-    def _read_file(self, name: str) -> tuple[files.Entry, Bytes]:
-        """Read a file; one that is missing with all the directory is not gone, and nothing is forgotten."""
-        path = self._folder / name
-        try:
-            return files.read(path)
-        except FileNotFoundError:
-            if self._lock_file.held:
-                raise
-        raise OSError(errno.ESTALE, "the directory is not there", str(path))
+    def _spoilt(self, page: str) -> None:
+        """Forget the marks that need a page which is damaged or gone."""
+        for mark in self.books.damage(page):
+            self._forget(mark, again=True)
 
     # ---
 
-    def _forget(self, name: str) -> None:
-        """Have a mark removed, and the pages that no other one needs."""
-        with self._mutex:
-            mark = self._marks.pop(name, None)
-            if mark is None:
-                return
-            self._doomed[name] = mark.size_bytes
-            self._release(mark.pages)
-        self._forgotten(mark.rows, False)
-        self._writer.call(self._sweep)
+    def _forget(self, name: str, *, again: bool) -> None:
+        """Have a mark removed, and the pages that no other one needs.
 
-    def _release(self, names: Sequence[str]) -> None:
-        """Need pages no more, with the mutex held; `_sweep` removes those that nobody does."""
-        for name in names:
-            self._needed[name] -= 1
-            if self._needed[name] <= 0:
-                del self._needed[name]
-                if (size := self._pages.pop(name, None)) is not None:
-                    self._doomed[name] = size
+        Args:
+            name: Of its file.
+            again: Whether it may be written again at once.
+        """
+        if (mark := self.books.forget(name)) is not None:
+            self._forgotten(mark.rows, again)
+            self._writer.call(self._sweep)
 
-    def _pop_idle(self, name: str) -> int:
-        """Count a file of no use no more, with the mutex held; it has been written anew. Returns its size."""
-        return self._doomed.pop(name, 0) + self._others.pop(name, 0)
+    def _fail(self, error: Exception, pauses: Pauses, name: str | None = None, *, pause: bool = True) -> None:
+        """Count a failure, begin a pause after it, and tell it unless the last one was the same.
 
-    def _fail(self, error: Exception, cool: Cool, *, pause: bool = True) -> None:
-        """Count a failure, begin a pause after it, and tell it unless the last one was the same."""
+        Args:
+            error: What it was.
+            pauses: Of reads or writes.
+            name: Of the file, where it may be that one alone.
+            pause: Whether it says anything of the next try.
+        """
         with self._mutex:
             self._n_failures += 1
         if pause:
-            cool.fail(self._clock_s())
-        if (text := str(error) or repr(error)) != cool.told:
-            cool.told = text
+            pauses.fail(self.clock_s(), name)
+        if pauses.news(text := str(error) or repr(error)):
             _log.warning(
                 "%s: the spill directory fails, and replies go on without it: %s", self._folder, text
             )

@@ -22,7 +22,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, BufferedWriter
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -107,7 +107,7 @@ class Lock:
             SpillError: The directory cannot be made or written, or others can write there.
         """
         _require_folder(folder)
-        self._path, self._process = folder / _LOCK, os.getpid()
+        self._path, self._process, self._file = folder / _LOCK, os.getpid(), -1
         try:
             if not any_owner:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -121,6 +121,14 @@ class Lock:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise SpillBusy(f"{folder}: another process uses it; give each server its own") from None
             raise SpillError(f"{folder}: cannot be locked: {error.strerror}") from None
+        self._status = os.fstat(self._file)  # compared while the file is open, so that no other one gets it
+        try:
+            held = self.held
+        except OSError:
+            held = False
+        if not held:  # it was removed before it was locked, and another process may have the next one
+            self.release()
+            raise SpillBusy(f"{folder}: another process removes or takes it; give each server its own")
 
     @property
     def held(self) -> bool:
@@ -130,10 +138,10 @@ class Lock:
             OSError: That cannot be seen.
         """
         try:
-            there, ours = os.stat(self._path, follow_symlinks=False), os.fstat(self._file)
+            there = os.stat(self._path, follow_symlinks=False)
         except FileNotFoundError:
             return False
-        return os.path.samestat(there, ours)
+        return os.path.samestat(there, self._status)
 
     def release(self) -> None:
         """Give it back; the system does so too when the process ends in whatever way."""
@@ -168,8 +176,15 @@ def list_files(folder: Path) -> list[Path]:
 
 def _named(folder: Path) -> list[tuple[Path, bool]]:
     """List what has the name of a mark or a page, and whether it is a folder, which is never one of ours."""
+
+    def is_folder(entry: os.DirEntry[str]) -> bool:
+        try:
+            return entry.is_dir(follow_symlinks=False)
+        except OSError:  # not even that can be seen of it, which is no reason to list none
+            return False
+
     with os.scandir(folder) as entries:
-        found = [(e.name, e.is_dir(follow_symlinks=False)) for e in entries if _NAME.fullmatch(e.name)]
+        found = [(entry.name, is_folder(entry)) for entry in entries if _NAME.fullmatch(entry.name)]
     return [(folder / name, is_folder) for name, is_folder in sorted(found)]
 
 
@@ -218,7 +233,7 @@ def write(path: Path, header: dict[str, Any], rows: Keys, payload: Sequence[Byte
     require_space(path.parent, size, floor_bytes)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "xb", opener=_private) as file:
+        with _begun(temporary) as file:
             digest = _digest(head)
             file.write(head)
             file.write(digest.digest())
@@ -232,6 +247,14 @@ def write(path: Path, header: dict[str, Any], rows: Keys, payload: Sequence[Byte
         remove(temporary)
         raise
     return size
+
+
+def _begun(temporary: Path) -> BufferedWriter:
+    try:
+        return open(temporary, "xb", opener=_private)
+    except FileExistsError:  # of a write that failed, where it could not be removed
+        remove(temporary)
+        return open(temporary, "xb", opener=_private)
 
 
 def read_head(path: Path) -> Entry:
