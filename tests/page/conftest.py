@@ -45,8 +45,10 @@ def open_page(browser: Browser) -> Iterator[OpenPage]:
         page = context.new_page()
         page.set_default_timeout(60_000)  # only where something is wrong
         page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda line: "olicy" in line.text and problems.append(line.text))
-        page.on("request", lambda asked: asked.url.startswith(f"{origin}/") or foreign.append(asked.url))
+        page.on("console", lambda line: problems.extend([line.text] if "olicy" in line.text else []))
+        page.on(
+            "request", lambda asked: foreign.extend([] if asked.url.startswith(f"{origin}/") else [asked.url])
+        )
         page.goto(f"{origin}/")
         page.locator("html[data-ready]").wait_for()
         return page

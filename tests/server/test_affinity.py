@@ -70,9 +70,12 @@ class Front:
             assert text.count(f":{old}") == 1
             text = text.replace(f":{old}", f":{new}")
         # No bound: what is seen to end late counts as open, and would send the next one elsewhere.
-        for old, new in (("inter 2s", "inter 100ms"), ("hash-balance-factor 150", "hash-balance-factor 0")):
-            assert text.count(old) == 1
-            text = text.replace(old, new)
+        for there, here in (
+            ("inter 2s", "inter 100ms"),
+            ("hash-balance-factor 150", "hash-balance-factor 0"),
+        ):
+            assert text.count(there) == 1
+            text = text.replace(there, here)
         path = folder / "haproxy.cfg"
         path.write_text(text)
         assert HAPROXY is not None

@@ -73,14 +73,14 @@ REFUSED = [
 HARMLESS = [
     (r, name) for r, table in ROUTES.items() for name, rule in table.items() if rule.kind == "harmless"
 ]
-MESSAGES = [{"role": "user", "content": "What is 3 + 4?"}]
+CONVERSATION = [{"role": "user", "content": "What is 3 + 4?"}]
 BODIES: dict[str, dict[str, Any]] = {
-    "/v1/chat/completions": {"model": "tiny-6bit", "messages": MESSAGES, "max_tokens": 1},
+    "/v1/chat/completions": {"model": "tiny-6bit", "messages": CONVERSATION, "max_tokens": 1},
     "/v1/completions": {"model": "tiny-6bit", "prompt": "a", "max_tokens": 1},
     "/v1/responses": {"model": "tiny-6bit", "input": "a", "max_output_tokens": 1},
     "/v1/responses/input_tokens": {"input": "a"},
-    "/v1/messages": {"model": "tiny-6bit", "messages": MESSAGES, "max_tokens": 1},
-    "/v1/messages/count_tokens": {"model": "tiny-6bit", "messages": MESSAGES},
+    "/v1/messages": {"model": "tiny-6bit", "messages": CONVERSATION, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"model": "tiny-6bit", "messages": CONVERSATION},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
 }

@@ -265,7 +265,7 @@ def test_half_a_surrogate_pair_and_nul_are_read_the_same_everywhere(route: str, 
     assert [i for i in prompt_of(evil) if i in control] == [i for i in prompt_of("hi") if i in control]
 
 
-RANGES = [
+RANGES: list[tuple[dict[str, Any], str]] = [
     ({"top_p": 2}, "top_p"),
     ({"temperature": -1}, "temperature"),
     ({"seed": 2**65}, "seed"),
