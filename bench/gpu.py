@@ -16,7 +16,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -90,40 +90,38 @@ class Bench:
         self.runner = core.Runner(self.model, REAL.vocab_size)
         self.tokens = np.random.default_rng(1).integers(0, 248_000, CONTEXT, np.int32)
 
-    def read(self, session: core.Session, n: int) -> float:
-        """Read n tokens of a prompt by whole passes; milliseconds that the GPU worked."""
-        before = self.device.busy_ns
+    def read(self, session: core.Session, n: int) -> list[float]:
+        """Read n tokens of a prompt; milliseconds that the GPU worked for each pass."""
+        each = []
         for at in range(0, n, MAX_CHUNK):
-            self.runner.prompt(
-                session, self.tokens[at : min(n, at + MAX_CHUNK)], False, core.Sampling(temperature=0)
-            )
-        return (self.device.busy_ns - before) / 1e6
+            before, tokens = self.device.busy_ns, self.tokens[at : min(n, at + MAX_CHUNK)]
+            self.runner.prompt(session, tokens, False, core.Sampling(temperature=0))
+            each.append((self.device.busy_ns - before) / 1e6)
+        return each
 
     def replay(self, n: int, rows: int, length: int, settled: bool) -> dict[str, Any]:
         """Measure the last command buffer."""
         replay = core.testing.cuda_replay(self.device, n)
         return summary(replay, grouped(replay, self.copy, rows, length, settled), self.copy)
 
-    def prompts(self) -> tuple[dict[str, Any], core.Session]:
-        """Chunks from the front of a sequence, and the session of the longest.
+    def prompts(self) -> Iterator[tuple[int, dict[str, Any], core.Session]]:
+        """Chunks from the front of a sequence, and the session of each.
 
         Kernels are those of the last pass; of a chunk between the shortest and the longest they would say the
         same again.
         """
-        out = dict[str, Any]()
         for n in CHUNKS:
             session = core.Session(self.model, self.pool)
-            ms = self.read(session, n)
-            out[str(n)] = {"ms": ms, "tokens_per_s": n / ms * 1e3}
+            passes = self.read(session, n)
+            out: dict[str, Any] = {"passes_ms": passes, "tokens_per_s": n / sum(passes) * 1e3}
             if n in (min(CHUNKS), PROMPT):
-                out[str(n)]["last_pass"] = self.replay(1, min(n, MAX_CHUNK), n, True)
-            if n != PROMPT:
-                session.close()
-        return out, session
+                replay = core.testing.cuda_replay(self.device, 0)
+                out["kernels_of_last_pass"] = grouped(replay, self.copy, min(n, MAX_CHUNK), n, True)
+            yield n, out, session
 
     def windows(self, session: core.Session) -> dict[str, Any]:
         """Windows of several rows behind the session's prompt; none of them is kept."""
-        out = {}
+        out = dict[str, Any]()
         for n in WINDOWS:
             self.runner.forward([(session, self.tokens[PROMPT : PROMPT + n], True)])
             out[str(n)] = self.replay(RUNS, n, PROMPT + n, False)
@@ -192,14 +190,19 @@ def main() -> int:
             began = time.monotonic()
             bench = Bench(device, path, regions, bits, copy)
             print(f"{bits} bits: loaded after {time.monotonic() - began:.1f} s", flush=True)
-            prompts, session = bench.prompts()
-            found: dict[str, Any] = {"prompts": prompts, "windows": bench.windows(session)}
-            found["step"] = bench.step(session)
+            found = out["bits"][str(bits)] = dict[str, Any](prompts={})
+            for n, prompt, session in bench.prompts():
+                found["prompts"][str(n)] = prompt
+                print(
+                    f"  prompt of {n}: {sum(prompt['passes_ms']):.0f} ms, {prompt['tokens_per_s']:.0f} tokens/s"
+                )
+                if n == PROMPT:
+                    found["windows"] = bench.windows(session)
+                    found["step"] = bench.step(session)
+                session.close()
+                given.json.write_text(json.dumps(out, indent=1) + "\n")
             found["targets"] = targets(found, bits)
-            out["bits"][str(bits)] = found
             given.json.write_text(json.dumps(out, indent=1) + "\n")
-            for n, prompt in found["prompts"].items():
-                print(f"  prompt of {n}: {prompt['ms']:.0f} ms, {prompt['tokens_per_s']:.0f} tokens/s")
             for n, window in found["windows"].items():
                 print(f"  window of {n}: {window['graph_ms']:.2f} ms, dense {dense_ms(window):.2f} ms")
             step = found["step"]
@@ -212,7 +215,7 @@ def main() -> int:
                 met = "met   " if t["met"] else "MISSED"
                 print(f"  {met} {t['what']}: {t['found']:.2f}, wanted {t['wanted']}")
             print(f"  after {time.monotonic() - began:.0f} s", flush=True)
-            del bench, session
+            del bench, session, prompt
     return 0
 
 

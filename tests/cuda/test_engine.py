@@ -74,3 +74,15 @@ def test_a_lone_round_waits_for_no_host_and_the_next_is_there_before_it_ends(che
     # The first round and the last one are beside something else.
     ahead = [b["committed_ns"] < a["landed_ns"] for a, b in pairwise(rounds)]
     assert sum(ahead) >= len(ahead) - 3
+
+
+def test_a_round_that_is_measured_again_is_the_next_round(checkpoint: Path) -> None:
+    on = desk(checkpoint, "device memory", kind=CUDA)
+    loaded, prompt = on.reference.loaded, on.reference.prompts[2]
+    runner, session = core.Runner(loaded.model), on.open()
+    runner.prompt(session, prompt, True, core.Sampling(temperature=0))
+    runner.round([session])
+    dispatches, graph_ms, launch_ms = core.testing.cuda_replay(loaded.device, 2)
+    assert len(graph_ms) == len(launch_ms) == 2
+    assert {name for _, name, *_ in dispatches} >= {"round_rows", "matmul_bf16", "verdict", "draw_pick"}
+    assert all(us >= 0 for *_, us in dispatches) and sum(us for *_, us in dispatches) > 0
