@@ -193,9 +193,8 @@ def main() -> int:
             found = out["bits"][str(bits)] = dict[str, Any](prompts={})
             for n, prompt, session in bench.prompts():
                 found["prompts"][str(n)] = prompt
-                print(
-                    f"  prompt of {n}: {sum(prompt['passes_ms']):.0f} ms, {prompt['tokens_per_s']:.0f} tokens/s"
-                )
+                took, rate = sum(prompt["passes_ms"]), prompt["tokens_per_s"]
+                print(f"  prompt of {n}: {took:.0f} ms, {rate:.0f} tokens/s", flush=True)
                 if n == PROMPT:
                     found["windows"] = bench.windows(session)
                     found["step"] = bench.step(session)
