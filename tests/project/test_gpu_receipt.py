@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 from flashnext.contract.check import subjects
-from support.kernel_receipt import ROOT, changed_kernels, kernel_hashes, read_receipt, sentence
+from support.kernel_receipt import changed_kernels, kernel_hashes, read_receipt, sentence
+
+from metal.host.generate import ROOT
 
 
 def test_the_receipt_says_which_kernels_have_changed_since(capsys: pytest.CaptureFixture[str]) -> None:
