@@ -15,6 +15,9 @@
 #include "base/error.h"
 #include "bindings/errors.h"
 #include "kernels/cpu/table.h"
+#if defined(FLASHNEXT_HAS_CUDA)
+#include "kernels/metal/cuda.h"
+#endif
 #if defined(FLASHNEXT_HAS_METAL_HOST)
 #include "kernels/metal/host.h"
 #endif
@@ -103,11 +106,14 @@ DType dtype_from(const std::string& name) {
 }
 
 std::vector<std::string> device_kinds() {
+  std::vector<std::string> kinds = {"cpu"};
 #if defined(FLASHNEXT_HAS_METAL_HOST)
-  return {"cpu", "metal-host"};
-#else
-  return {"cpu"};
+  kinds.emplace_back("metal-host");
 #endif
+#if defined(FLASHNEXT_HAS_CUDA)
+  kinds.emplace_back("cuda");
+#endif
+  return kinds;
 }
 
 DeviceRef open_metal_host(int threads, const std::string& path, uint64_t seed) {
@@ -128,12 +134,24 @@ DeviceRef open_metal_host(int threads, const std::string& path, uint64_t seed) {
 #endif
 }
 
+DeviceRef open_cuda(const std::string& path) {
+#if defined(FLASHNEXT_HAS_CUDA)
+  return cuda::open(cuda::options_of(path));
+#else
+  (void)path;
+  throw InvalidArgument(
+      "this build has no cuda device, which is for tests of the Metal kernels: where nvcc is, pip install . "
+      "--config-settings=cmake.define.FLASHNEXT_CUDA=ON makes one that has");
+#endif
+}
+
 DeviceRef open_device(const std::string& kind, int threads, const std::string& path, uint64_t shuffle_seed,
                       const std::string& prompt_order) {
   if (threads < 0)
     throw InvalidArgument("threads is " + std::to_string(threads) + ", expected 0 (all) or more");
   if (kind == "metal-host") return open_metal_host(threads, path, shuffle_seed);
-  if (kind != "cpu") throw InvalidArgument("device is '" + kind + "', expected cpu or metal-host");
+  if (kind == "cuda") return open_cuda(path);
+  if (kind != "cpu") throw InvalidArgument("device is '" + kind + "', expected cpu, metal-host or cuda");
   if (prompt_order != "as windows" && prompt_order != "reversed") {
     throw InvalidArgument("prompt_order is '" + prompt_order + "', expected 'as windows' or 'reversed'");
   }
@@ -230,14 +248,16 @@ void bind_model(nb::module_& m) {
       .def_prop_ro("limits", &Device::limits, nb::rv_policy::reference_internal)
       .def_prop_ro("busy_ns", &Device::busy_ns,
                    "Nanoseconds in which the device ran work since it was opened; waits are not in it.");
-  m.def("open_device", &open_device, "kind"_a = "cpu", "threads"_a = 0, "path"_a = "", "shuffle_seed"_a = 0,
-        "prompt_order"_a = "as windows",
-        "Open a device: one of device_kinds(). path: '' for the best instruction path, or one of "
-        "instruction_paths(); of metal-host the order of threads: 'forward' (the default), 'reverse', or "
-        "'random' by shuffle_seed, and ', unchecked' behind it for kernels whose accesses nobody looks at. "
-        "prompt_order: "
-        "'as windows', or, for tests, 'reversed': attention of prompt rows sums in another order, so that "
-        "prompts and rounds differ.");
+  m.def(
+      "open_device", &open_device, "kind"_a = "cpu", "threads"_a = 0, "path"_a = "", "shuffle_seed"_a = 0,
+      "prompt_order"_a = "as windows",
+      "Open a device: one of device_kinds(). path: '' for the best instruction path, or one of "
+      "instruction_paths(); of metal-host the order of threads: 'forward' (the default), 'reverse', or "
+      "'random' by shuffle_seed, and ', unchecked' behind it for kernels whose accesses nobody looks at; of "
+      "cuda nothing, or some of 'graph', 'one by one' and 'device memory', with ', ' between. "
+      "prompt_order: "
+      "'as windows', or, for tests, 'reversed': attention of prompt rows sums in another order, so that "
+      "prompts and rounds differ.");
   m.def("device_kinds", &device_kinds, "Kinds of devices that this build has.");
   m.def("instruction_paths", &cpu::available_paths, "Instruction paths this processor can run, best first.");
 

@@ -349,6 +349,7 @@ void bind_testing(nb::module_& parent) {
   m.def("choice_seed", &choice_seed, "seed"_a, "choice"_a);
   m.def("exact_exp", &exact_exp, "x"_a);
   m.def("exact_log", &exact_log, "x"_a);
+  bind_testing_cuda(m);
   bind_testing_rounds(m);
   bind_testing_sampler(m);
 }

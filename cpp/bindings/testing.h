@@ -5,6 +5,7 @@
 
 namespace flashnext {
 
+void bind_testing_cuda(nanobind::module_& m);
 void bind_testing_sampler(nanobind::module_& m);
 
 }  // namespace flashnext

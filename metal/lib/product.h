@@ -44,10 +44,9 @@ METAL_FUNC Stored of_batch(Stored w, ulong i, ulong codes_stride, ulong scales_s
   return w;
 }
 
-// 16 codes of BITS bits, a little-endian string of bits.
+// 16 codes of BITS bits, a little-endian string of bits, as words.
 template <int BITS>
-METAL_FUNC void load_codes(device const uchar* from, thread float* q) {
-  uint words[BITS / 2 + 2];
+METAL_FUNC void load_words(device const uchar* from, thread uint* words) {
   if (BITS == 8) {
     const uint4 v = *reinterpret_cast<device const uint4*>(from);
     for (uint i = 0; i < 4; i++) words[i] = v[i];
@@ -61,36 +60,52 @@ METAL_FUNC void load_codes(device const uchar* from, thread float* q) {
     for (int i = 0; i < BITS / 2; i++) words[i] = halves[2 * i] | uint(halves[2 * i + 1]) << 16;
     words[BITS / 2] = halves[BITS - 1];
   }
-  for (int i = 0; i < 16; i++) {
-    const int word = i * BITS / 32, shift = i * BITS % 32;
-    uint code = words[word] >> shift;
-    if (shift + BITS > 32) code |= words[word + 1] << (32 - shift) % 32;
-    q[i] = float(code & ((1u << BITS) - 1));
-  }
 }
 
-// Weights k .. k + 15 of a row.
-template <int BITS>
-METAL_FUNC void load_weights(Stored w, ulong row, uint k, thread float* q) {
-  if (BITS == 32) {
-    device const float* from = reinterpret_cast<device const float*>(w.codes) + row * w.n_in + k;
-    for (uint i = 0; i < 16; i += 4) {
-      const float4 v = load4(from + i);
-      for (uint j = 0; j < 4; j++) q[i + j] = v[j];
-    }
-  } else if (BITS == 16) {
-    device const bfloat* from = reinterpret_cast<device const bfloat*>(w.codes) + row * w.n_in + k;
-    for (uint i = 0; i < 16; i += 4) {
-      const float4 v = load4(from + i);
-      for (uint j = 0; j < 4; j++) q[i + j] = v[j];
-    }
-  } else {
-    load_codes<BITS & 15>(w.codes + row * w.row_bytes() + k * BITS / 8, q);
-    const ulong group = row * (w.n_in / w.group) + k / w.group;
-    const float scale = float(w.scales[group]), bias = float(w.biases[group]);
-    for (int i = 0; i < 16; i++) q[i] = fma(scale, q[i], bias);
-  }
+// Code I of those words.
+template <int BITS, int I>
+METAL_FUNC float code(thread const uint* words) {
+  constexpr int word = I * BITS / 32, shift = I * BITS % 32;
+  uint bits = words[word] >> shift;
+  if (shift + BITS > 32) bits |= words[word + 1] << (32 - shift) % 32;
+  return float(bits & ((1u << BITS) - 1));
 }
+
+// Weights as they are stored, 16 of each column of a simdgroup. They stay packed until they are used, four of
+// a column at a time: registers are what limits how many simdgroups share a core, and with them how many
+// loads are in flight.
+template <int BITS>
+struct Run {
+  enum { kCodeBits = BITS < 16 ? BITS : 0 };
+  uint words[kSimdColumns][kCodeBits / 2 + 2];
+  float scales[kSimdColumns], biases[kSimdColumns];
+  device const uchar* plain[kSimdColumns];
+
+  METAL_FUNC void load(Stored w, ulong column, ulong last, uint k) {
+    for (int c = 0; c < kSimdColumns; c++) {
+      const ulong row = column + ulong(c) < last ? column + ulong(c) : last;
+      if (BITS >= 16) {
+        plain[c] = w.codes + (row * w.n_in + k) * (BITS / 8);
+      } else {
+        load_words<kCodeBits>(w.codes + row * w.row_bytes() + k * BITS / 8, words[c]);
+        const ulong group = row * (w.n_in / w.group) + k / w.group;
+        scales[c] = float(w.scales[group]);
+        biases[c] = float(w.biases[group]);
+      }
+    }
+  }
+
+  // Weights I .. I + 3 of column c.
+  template <int I>
+  METAL_FUNC float4 four(int c) const {
+    if (BITS == 32) return load4(reinterpret_cast<device const float*>(plain[c]) + I);
+    if (BITS == 16) return load4(reinterpret_cast<device const bfloat*>(plain[c]) + I);
+    return float4(fma(scales[c], code<kCodeBits, I>(words[c]), biases[c]),
+                  fma(scales[c], code<kCodeBits, I + 1>(words[c]), biases[c]),
+                  fma(scales[c], code<kCodeBits, I + 2>(words[c]), biases[c]),
+                  fma(scales[c], code<kCodeBits, I + 3>(words[c]), biases[c]));
+  }
+};
 
 // One weight, for whoever looks up single rows.
 METAL_FUNC float weight(Stored w, ulong row, uint k) {
@@ -110,24 +125,28 @@ struct Rows {
   device const T* row[M];
 };
 
+// Adds inputs k + I .. k + I + 3 of M rows and all columns.
+template <typename T, int M, int BITS, int I>
+METAL_FUNC void add_four(thread const Run<BITS>& run, Rows<T, M> x, uint k, thread float* sums) {
+  float4 q[kSimdColumns];
+  for (int c = 0; c < kSimdColumns; c++) q[c] = run.template four<I>(c);
+  for (int m = 0; m < M; m++) {
+    const float4 v = load4(x.row[m] + k + I);
+    for (int c = 0; c < kSimdColumns; c++) {
+      for (uint i = 0; i < 4; i++) sums[c * M + m] = fma(q[c][i], v[i], sums[c * M + m]);
+    }
+  }
+}
+
 template <typename T, int M, int BITS>
 METAL_FUNC void accumulate(Stored w, ulong column, ulong last, Rows<T, M> x, thread float* sums, uint lane) {
   for (uint k = lane * kRun; k < w.n_in; k += kRun * kSimdLanes) {
-    float q[kSimdColumns][16];
-    for (int c = 0; c < kSimdColumns; c++) {
-      const ulong row = column + ulong(c);
-      load_weights<BITS>(w, row < last ? row : last, k, q[c]);
-    }
-    for (int m = 0; m < M; m++) {
-      float v[16];
-      for (uint i = 0; i < 16; i += 4) {
-        const float4 some = load4(x.row[m] + k + i);
-        for (uint j = 0; j < 4; j++) v[i + j] = some[j];
-      }
-      for (int c = 0; c < kSimdColumns; c++) {
-        for (int i = 0; i < 16; i++) sums[c * M + m] = fma(q[c][i], v[i], sums[c * M + m]);
-      }
-    }
+    Run<BITS> run;
+    run.load(w, column, last, k);
+    add_four<T, M, BITS, 0>(run, x, k, sums);
+    add_four<T, M, BITS, 4>(run, x, k, sums);
+    add_four<T, M, BITS, 8>(run, x, k, sums);
+    add_four<T, M, BITS, 12>(run, x, k, sums);
   }
 }
 

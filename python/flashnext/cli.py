@@ -157,7 +157,11 @@ def serve_parser() -> argparse.ArgumentParser:
         metavar="GIB",
         help=f"most that the files there take; only with --spill-dir (default {SPILL_GIB:g})",
     )
-    engine.add_argument("--device", default="auto", help="auto, cpu or metal-host (default auto)")
+    engine.add_argument(
+        "--device",
+        default="auto",
+        help="auto or cpu; for tests of the Metal kernels metal-host or cuda (default auto)",
+    )
     engine.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),

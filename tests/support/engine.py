@@ -16,9 +16,27 @@ Tokens = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
 
 PATHS: tuple[str, ...] = tuple(core.instruction_paths())
-METAL_HOST = "metal-host"
-DEVICES: tuple[str, ...] = (*PATHS, *({METAL_HOST} & set(core.device_kinds())))
-"""What kernels run on: the CPU's paths, and metal-host where the build has it."""
+METAL_HOST, CUDA = "metal-host", "cuda"
+
+
+def why_no_cuda() -> str:
+    """Why no test can run on a GPU here; empty where one can."""
+    if CUDA not in core.device_kinds():
+        return "needs a build with FLASHNEXT_CUDA=ON (docs/metal.md)"
+    try:
+        core.open_device(CUDA)
+    except RuntimeError as e:
+        return str(e)
+    return ""
+
+
+WHY_NO_CUDA = why_no_cuda()
+DEVICES: tuple[str, ...] = (
+    *PATHS,
+    *({METAL_HOST} & set(core.device_kinds())),
+    *(() if WHY_NO_CUDA else (CUDA,)),
+)
+"""What kernels run on: the CPU's paths, metal-host where the build has it, and a GPU where one is."""
 CONTEXT = 1024
 MAX_WINDOW = 64
 
@@ -27,6 +45,8 @@ def open_device(name: str, seed: int = 1) -> core.Device:
     """Open one of DEVICES; threads of metal-host run in a random order of that seed."""
     if name == METAL_HOST:
         return core.open_device(METAL_HOST, 0, "random", shuffle_seed=seed)
+    if name == CUDA:
+        return core.open_device(CUDA)
     return core.open_device("cpu", 2, name)
 
 

@@ -41,7 +41,7 @@ def cpp_violations(root: Path) -> list[str]:
     """Includes under `root`/cpp and `root`/metal that point upwards, or that their layer may not have."""
     found = []
     for path in sorted([*root.glob("cpp/**/*"), *root.glob("metal/**/*")]):
-        if path.suffix not in {".h", ".cpp", ".mm", ".metal"}:
+        if path.suffix not in {".h", ".cpp", ".cu", ".mm", ".metal"}:
             continue
         name = path.relative_to(root).as_posix()
         for kind, target in _INCLUDE.findall(path.read_text(encoding="utf-8")):
@@ -67,8 +67,10 @@ def _wrong_include(source: PurePosixPath, kind: str, target: str) -> str | None:
         own = first == "kernels" and _is_path_code(PurePosixPath("cpp") / target)
         return None if own or target in PATH_PROJECT_HEADERS else "not for code of an instruction path"
     if first == "metal":
-        if source.parts[:3] == ("cpp", "device", "metal_host") and target.startswith("metal/host/"):
-            return None  # the runtime that this device is made of
+        if source.parts[1:3] in (("device", "metal_host"), ("device", "cuda")) and target.startswith(
+            "metal/host/"
+        ):
+            return None  # the runtime that these devices are made of
         return None if CPP_LAYERS.index(layer) >= CPP_LAYERS.index("kernels") else f"{layer} is below kernels"
     if first not in CPP_LAYERS:
         return "no layer has this name"

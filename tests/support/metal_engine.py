@@ -36,9 +36,9 @@ has_metal_host = pytest.mark.skipif(
 )
 
 
-def reply_of(case: dict[str, Any], order: str) -> list[int]:
-    """The greedy reply to a golden case, in float32."""
-    device = core.open_device(METAL_HOST, 0, order, shuffle_seed=1)
+def reply_of(case: dict[str, Any], order: str, kind: str = METAL_HOST) -> list[int]:
+    """The greedy reply to a golden case, in float32; the order is the path of a device of that kind."""
+    device = core.open_device(kind, 0, order, shuffle_seed=1)
     n = len(case["prompt_ids"]) + len(case["output_ids"])
     loaded = load_model(
         TINY / "hf", device=device, dtype="float32", context=max(512, n), max_window=4, sequences=1
@@ -56,9 +56,9 @@ def small_checkpoint(folder: Path) -> Path:
     return SMALL.write(folder / "checkpoint")
 
 
-def desk(checkpoint: Path, order: str, sequences: int = 6) -> Desk:
+def desk(checkpoint: Path, order: str, sequences: int = 6, kind: str = METAL_HOST) -> Desk:
     """The small checkpoint with room for so many sequences, and prompts of LENGTHS."""
-    device = core.open_device(METAL_HOST, 0, order, shuffle_seed=2)
+    device = core.open_device(kind, 0, order, shuffle_seed=2)
     loaded = load_model(checkpoint, device=device, context=320, sequences=sequences)
     config, rng = loaded.checkpoint.config, np.random.default_rng(3)
     assert LENGTHS[0] > config.index_budget

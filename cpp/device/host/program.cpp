@@ -38,10 +38,14 @@ void HostEvent::wait(uint64_t value) {
   if (const auto it = failures_.find(value); it != failures_.end()) throw DeviceError(it->second);
 }
 
-void Program::copy(const Dispatch& d) const {
+size_t Program::copy_bytes(const Dispatch& d) const {
   uint64_t size_bytes;
   std::memcpy(&size_bytes, &params[d.params], sizeof size_bytes);
-  std::memcpy(slots[d.first_slot + 1], slots[d.first_slot], size_bytes);
+  return size_bytes;
+}
+
+void Program::copy(const Dispatch& d) const {
+  std::memcpy(slots[d.first_slot + 1], slots[d.first_slot], copy_bytes(d));
 }
 
 void Executor::start() {
@@ -76,6 +80,7 @@ void Executor::serve() {
       queue_.pop_front();
     }
     run(*program);
+    retire(std::move(program));
   }
 }
 
@@ -85,22 +90,28 @@ void Executor::run(const Program& program) {
   failure_.reset();
   const auto& segments = program.segments;
   for (size_t first = 0; first < segments.size();) {
-    for (const auto& [event, value] : segments[first].waits) {
-      try {
-        event->wait(value);
-      } catch (const Error& e) {
-        fail(e.what());
-      }
-    }
+    if (!segments[first].waits.empty()) await(segments[first].waits);
     size_t last = first + 1;
     while (last < segments.size() && segments[last - 1].signals.empty() && segments[last].waits.empty())
       ++last;
     if (!failure_) run_segments(program, first, last);
-    for (const auto& [event, value] : segments[last - 1].signals) {
-      failure_ ? event->fail(value, *failure_) : event->signal(value);
-    }
+    finish(segments[last - 1].signals, failure_);
     first = last;
   }
+}
+
+void Executor::await(const Signals& waits) {
+  for (const auto& [event, value] : waits) {
+    try {
+      event->wait(value);
+    } catch (const Error& e) {
+      fail(e.what());
+    }
+  }
+}
+
+void Executor::finish(const Signals& signals, const std::optional<std::string>& failure) {
+  for (const auto& [event, value] : signals) failure ? event->fail(value, *failure) : event->signal(value);
 }
 
 void Executor::fail(const std::string& what) {
@@ -168,7 +179,7 @@ class Commands final : public CommandBuffer {
     p.dispatches.push_back({kernel, grid, static_cast<uint32_t>(p.slots.size()),
                             static_cast<uint32_t>(slots.size()), static_cast<uint32_t>(p.params.size()),
                             static_cast<uint32_t>(params.size()), part_});
-    for (const Slice& s : slots) p.slots.push_back(s ? s.host() : nullptr);
+    for (const Slice& s : slots) p.slots.push_back(s ? reinterpret_cast<void*>(s.address()) : nullptr);
     p.params.resize(p.params.size() + (params.size() + 7) / 8);
     if (!params.empty()) std::memcpy(&p.params[p.dispatches.back().params], params.data(), params.size());
     ++p.segments.back().n_dispatches;

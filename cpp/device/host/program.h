@@ -52,11 +52,12 @@ struct Program {
     std::vector<std::pair<std::shared_ptr<HostEvent>, uint64_t>> waits, signals;
   };
   std::vector<Dispatch> dispatches;
-  std::vector<void*> slots;
+  std::vector<void*> slots;      // addresses of the device
   std::vector<uint64_t> params;  // 8-byte units, so that structs are aligned
   std::vector<Segment> segments;
 
-  void copy(const Dispatch& d) const;  // of one without a kernel
+  size_t copy_bytes(const Dispatch& d) const;  // of one without a kernel
+  void copy(const Dispatch& d) const;          // by the host
 };
 
 // The thread that runs committed programs in order.
@@ -65,16 +66,24 @@ class Executor {
   virtual ~Executor() = default;
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
-  void submit(std::unique_ptr<Program> program);
+  virtual void submit(std::unique_ptr<Program> program);
 
  protected:
   Executor() = default;
   // A subclass starts the thread when it is made, and stops it, after all that was submitted, before it goes.
   void start();
   void stop();
-  // Runs segments first .. last - 1 in order; none of them waits or signals but the last. Failures go to
-  // fail().
+  // Runs segments first .. last - 1 in order: only the first has waits, which are over, only the last has
+  // signals, which finish() makes. Failures go to fail().
   virtual void run_segments(const Program& program, size_t first, size_t last) = 0;
+  // Makes the signals of a segment that run_segments ran, or that it left out because of a failure. Devices
+  // that run on by themselves make them later.
+  using Signals = std::vector<std::pair<std::shared_ptr<HostEvent>, uint64_t>>;
+  virtual void finish(const Signals& signals, const std::optional<std::string>& failure);
+  // Waits of a segment, before it runs.
+  virtual void await(const Signals& waits);
+  // Takes a program that has been run.
+  virtual void retire(std::unique_ptr<Program>) {}
   // The first failure of a program stands for all of it. From any thread.
   void fail(const std::string& what);
   static std::string named(const Dispatch& d, const std::string& what);  // "part: what"

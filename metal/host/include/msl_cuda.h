@@ -1,6 +1,10 @@
 // The cuda flavour: a threadgroup is a block, a simdgroup a warp.
 #pragma once
 
+// Names of its own, so that one program may hold the cpu flavour too.
+#define msl msl_cuda
+#define metal metal_cuda
+
 #define MSL_FN __host__ __device__ inline
 #include "msl_types.h"
 

@@ -51,7 +51,7 @@ class Device:
 
 def open_device(kind: str = 'cpu', threads: int = 0, path: str = '', shuffle_seed: int = 0, prompt_order: str = 'as windows') -> Device:
     """
-    Open a device: one of device_kinds(). path: '' for the best instruction path, or one of instruction_paths(); of metal-host the order of threads: 'forward' (the default), 'reverse', or 'random' by shuffle_seed, and ', unchecked' behind it for kernels whose accesses nobody looks at. prompt_order: 'as windows', or, for tests, 'reversed': attention of prompt rows sums in another order, so that prompts and rounds differ.
+    Open a device: one of device_kinds(). path: '' for the best instruction path, or one of instruction_paths(); of metal-host the order of threads: 'forward' (the default), 'reverse', or 'random' by shuffle_seed, and ', unchecked' behind it for kernels whose accesses nobody looks at; of cuda nothing, or some of 'graph', 'one by one' and 'device memory', with ', ' between. prompt_order: 'as windows', or, for tests, 'reversed': attention of prompt rows sums in another order, so that prompts and rounds differ.
     """
 
 def device_kinds() -> list[str]:

@@ -55,6 +55,21 @@ def exact_exp(x: float) -> float: ...
 
 def exact_log(x: float) -> float: ...
 
+def cuda_trace(device: flashnext._core.Device) -> list[dict[str, int]]:
+    """
+    Command buffers that a cuda device was given since the last call, in order: how many dispatches, waits for the host and signals to it each had, and when it was committed, put into streams and landed.
+    """
+
+def cuda_replay(device: flashnext._core.Device, n: int) -> tuple[list[tuple[str, str, tuple[int, int, int], bytes, float]], list[float], list[float]]:
+    """
+    Run the last command buffer of a cuda device with path 'device memory' again: (each dispatch with part, kernel, grid, argument struct and microseconds alone; milliseconds of n runs as one graph; of n runs by single launches).
+    """
+
+def cuda_copy_bandwidth(device: flashnext._core.Device, size_bytes: int) -> float:
+    """
+    Bytes a second, read and written, that a copy within a cuda device's memory moves at best.
+    """
+
 class DraftSource(enum.Enum):
     """Where drafts come from."""
 

@@ -6,14 +6,16 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from flashnext import _core as core
-from flashnext.contract.check import SEED, Report, Subject, run_all, subjects
+from flashnext.contract.check import SEED, Report, Subject, run_all, run_gates, subjects
+from flashnext.contract.gates import GATES
 from flashnext.contract.launch import DeviceRunner
 from flashnext.contract.sweep import rotary_sweep, tables
+from flashnext.errors import FlashnextError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -26,15 +28,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--device",
         action="append",
-        choices=core.device_kinds(),
-        help="kind of device (default: all there are)",
+        help="kind of device: cpu, metal-host or cuda (default: all that this build has)",
     )
     parser.add_argument(
         "--path",
         action="append",
-        help="instruction path of the CPU (default: all this machine can run), or order of metal-host",
+        help="instruction path of the CPU (default: all this machine can run), order of metal-host, or words "
+        "of cuda",
     )
     parser.add_argument("--kernel", action="append", help="kernel or family (default: all)")
+    parser.add_argument(
+        "--gate", action="append", choices=GATES, help="these gates only, and no planted faults"
+    )
     parser.add_argument("--seed", type=int, default=SEED, help="of the drawn inputs")
     parser.add_argument(
         "--sweep", action="store_true", help="every rotary position to 1,048,576 as well (minutes)"
@@ -47,13 +52,20 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(f"no kernel is called {', '.join(given.kernel)}")
     receipt: list[dict[str, Any]] = []
     passed = True
-    for device in _devices(given.device or core.device_kinds(), given.path):
+    try:
+        devices = _devices(given.device or core.device_kinds(), given.path)
+    except FlashnextError as e:
+        parser.error(str(e))
+    for device in devices:
         runner = DeviceRunner(device)
         print(device.name)
         kernels = {}
         for subject in chosen:
             start = time.monotonic()
-            report = run_all(subject, runner, given.seed)
+            if given.gate:
+                report = run_gates(subject, given.gate, runner, given.seed)
+            else:
+                report = run_all(subject, runner, given.seed)
             passed &= report.passed
             kernels[subject.name] = _entry(subject, report)
             print(_line(report, time.monotonic() - start), flush=True)
@@ -77,11 +89,13 @@ def main(arguments: list[str] | None = None) -> int:
     return 0 if passed else 1
 
 
-def _devices(kinds: Sequence[str], paths: Sequence[str] | None) -> Iterator[core.Device]:
+def _devices(kinds: Sequence[str], paths: Sequence[str] | None) -> list[core.Device]:
     orders = {"cpu": core.instruction_paths(), "metal-host": ["random"]}
-    for kind in kinds:
-        for path in paths or orders[kind]:
-            yield core.open_device(kind, 0, path, shuffle_seed=0 if kind == "cpu" else SEED)
+    return [
+        core.open_device(kind, 0, path, shuffle_seed=0 if kind == "cpu" else SEED)
+        for kind in kinds
+        for path in paths or orders.get(kind, [""])
+    ]
 
 
 def _line(report: Report, seconds: float) -> str:

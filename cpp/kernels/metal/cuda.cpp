@@ -1,0 +1,13 @@
+#include "kernels/metal/cuda.h"
+
+#include "kernels/metal/table.h"
+
+namespace flashnext::cuda {
+
+DeviceRef open(const Options& options) {
+  std::vector<KernelEntry> table;
+  for (const mtl::KernelEntry& e : mtl::kernels()) table.push_back({e.name, e.threads, e.tile});
+  return open_device(table, options);
+}
+
+}  // namespace flashnext::cuda
