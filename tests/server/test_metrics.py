@@ -13,9 +13,10 @@ import httpx
 import pytest
 from flashnext.engine.events import SpreadCounts
 from flashnext.engine.tally import Spread
-from flashnext.server.exposition import ENGINE, SERVER, _by_position
+from flashnext.server.exposition import ENGINE, SERVER, _by_position, registry_of
 from flashnext.server.service import Service
 from flashnext.server.settings import Settings
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from support.serving import ServerThread, until
 
@@ -276,6 +277,14 @@ def test_scrapes_beside_a_reply_do_not_change_it(server: ServerThread) -> None:
         done.set()
         watching.join(60)
     assert beside["choices"][0]["flashnext"]["token_sha"] == alone["choices"][0]["flashnext"]["token_sha"]
+
+
+def test_a_server_that_is_loading_tells_what_does_not_need_the_model() -> None:
+    service = Service(Settings(names=("a",)))
+    text = generate_latest(registry_of(service)).decode()
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    assert set(families) == {name for row in SERVER for name in (row.name, *row.aliases)}
+    assert families["flashnext_ready"].samples[0].value == 0
 
 
 def test_two_servers_of_a_process_share_nothing() -> None:
