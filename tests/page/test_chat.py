@@ -208,7 +208,7 @@ def test_an_error_is_told_in_the_servers_words(server: ServerProcess, open_page:
 
 def test_a_server_that_goes_and_comes_back_is_met_again(open_page: OpenPage) -> None:
     port = free_port()
-    with server_process("--port", str(port)) as own:
+    with server_process("--port", str(port), "--temperature", "0") as own:
         page = open_page(own)
         expect(page.locator("#health")).to_have_text("ready")
     send(page, "Spell cat.")
@@ -217,7 +217,7 @@ def test_a_server_that_goes_and_comes_back_is_met_again(open_page: OpenPage) -> 
     )
     page.locator("#tab-status").click()
     expect(page.locator("#health")).to_have_text("unreachable")
-    with server_process("--port", str(port)):
+    with server_process("--port", str(port), "--temperature", "0"):
         expect(page.locator("#health")).to_have_text("ready")
         expect(page.locator("#notice")).to_be_hidden()
         page.locator("#tab-chat").click()

@@ -130,6 +130,15 @@ def test_files_of_the_page_are_not_lines_of_the_log() -> None:
         assert [line["path"] for line in own.log if line["event"] == "request"] == ["/page/nothing.js"]
 
 
+def test_all_files_of_the_page_are_one_route_of_the_metrics(server: ServerProcess) -> None:
+    for path in PATHS:
+        get(server, path)
+    routes = set(
+        re.findall(r'flashnext_requests_total\{route="(/page[^"]*|/)"', get(server, "/metrics").text)
+    )
+    assert routes == {"/", "/page/{name}"}
+
+
 # --- the sources
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -73,11 +74,13 @@ def is_page(path: str) -> bool:
 
 async def page(service: Service, http: Request) -> Response:
     """GET / and the files that it needs."""
-    file = _files()[http.url.path]
+    file = _files().get(http.scope["path"])
+    if file is None:
+        raise HTTPException(404)
     known = http.headers.get("if-none-match", "").replace("W/", "").split(",")
     if any(etag.strip() in (file.headers["etag"], "*") for etag in known):
         return Response(status_code=304, headers=file.headers)
     return Response(file.content, headers=file.headers)
 
 
-ROUTES = tuple(("GET", path, page) for path in _files())
+ROUTES = (("GET", "/", page), ("GET", "/page/{name}", page))
