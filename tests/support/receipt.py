@@ -16,8 +16,15 @@ RECEIPTS = {
 SOURCES = ("cpp/**/*.cpp", "cpp/**/*.h", "metal/params.h", "python/flashnext/engine/*.py")
 # What other devices are made of decides nothing in a device's run.
 OTHERS: dict[str, tuple[str, ...]] = {
-    "cpu": ("cpp/device/cuda/*", "cpp/device/metal/*", "cpp/device/metal_host/*", "cpp/kernels/metal/*"),
-    "metal-host": ("cpp/device/cpu/*", "cpp/device/cuda/*", "cpp/device/metal/*", "cpp/kernels/cpu/*"),
+    "cpu": (
+        *("cpp/device/cuda/*", "cpp/device/metal/*", "cpp/device/metal_host/*", "cpp/kernels/metal/*"),
+        "cpp/bindings/testing_cuda.cpp",
+    ),
+    "metal-host": (
+        *("cpp/device/cpu/*", "cpp/device/cuda/*", "cpp/device/metal/*", "cpp/kernels/cpu/*"),
+        *("cpp/bindings/testing_cuda.cpp", "cpp/kernels/metal/cuda.*", "metal/host/cuda.*"),
+        "metal/host/include/msl_cuda.h",
+    ),
 }
 KERNELS = {"cpu": (), "metal-host": ("metal/*.metal", "metal/*.h", "metal/lib/*.h", "metal/host/**/*")}
 
