@@ -38,8 +38,10 @@ def wheel() -> Path:
 
 @pytest.fixture(scope="module")
 def files(wheel: Path) -> Files:
+    """All but the bundled checkpoint, which is large and not looked at."""
     with zipfile.ZipFile(wheel) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+        names = [name for name in archive.namelist() if not name.startswith("flashnext/data/")]
+        return with_record({name: archive.read(name) for name in names})
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +88,7 @@ def faults_of(files: Files, folder: Path, tag: str = TAG) -> list[str]:
 
 
 def test_a_copy_of_the_wheel_is_as_good(files: Files, tmp_path: Path) -> None:
-    assert faults_of(with_record(files), tmp_path) == []
+    assert faults_of(files, tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -245,9 +247,10 @@ def test_a_name_with_the_path_of_a_build_is_found(core: bytes) -> None:
 
 
 def test_a_further_export_is_found(core: bytes) -> None:
-    planted = signed(core.replace(b"_PyInit__core\0", b"_PyInit__cora\0"))
-    shown = ["the core shows no _PyInit__core", "the core shows _PyInit__cora"]
-    assert core_faults(planted) == shown
+    planted = signed(core.replace(b"_PyInit__core\0", b"_PyInit__cora\0"))  # in the table of symbols
+    assert core_faults(planted) == ["the core shows no _PyInit__core", "the core shows _PyInit__cora"]
+    planted = signed(core.replace(b"PyInit__core\0", b"PyInit__cora\0"))  # and among the exports
+    assert core_faults(planted)[:2] == ["the core exports no _PyInit__core", "the core exports _PyInit__cora"]
 
 
 def test_a_name_that_python_does_not_promise_is_found(core: bytes) -> None:

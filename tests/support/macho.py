@@ -104,7 +104,6 @@ class Image:
         offset, n, strings, size = struct.unpack_from("<4I", self.one("SYMTAB"), 8)
         texts = self._part(strings, size)
         names = []
-        self.undefined: set[str] = set()
         self.defined: list[str] = []  # seen by others
         for i in range(n):
             at, kind, _, _, _ = struct.unpack_from("<IBBHQ", self.data, offset + 16 * i)
@@ -112,9 +111,7 @@ class Image:
             names.append(name)
             if kind & 0xE0 or not kind & 1:  # for a debugger, or local
                 continue
-            if kind & 0x0E == 0:
-                self.undefined.add(name)
-            elif not kind & 0x10:
+            if kind & 0x0E and not kind & 0x10:  # here, and not hidden
                 self.defined.append(name)
         table, n_indirect = struct.unpack_from("<2I", self.one("DYSYMTAB"), 56)
         self.bad_indirect = [

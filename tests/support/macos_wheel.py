@@ -170,8 +170,6 @@ def _names(image: Image) -> list[str]:
                 faults.append(f"the core {what} {name}")
     faults += [f"{name} is weak, and no name of C++" for name in image.weak if not name.startswith("__Z")]
     known = known_names()
-    bound = {name for name, _ in image.bindings}
-    faults += [f"{name} is needed and never bound" for name in sorted(image.undefined - bound)]
     for name, ordinal in image.bindings:
         if ordinal == ANYWHERE:
             if not in_stable_abi(name):
