@@ -8,6 +8,9 @@
 #if defined(__x86_64__) || defined(_M_X64)
 #include <immintrin.h>
 #endif
+#ifdef __APPLE__
+#include <pthread/qos.h>
+#endif
 
 namespace flashnext {
 namespace {
@@ -83,6 +86,10 @@ void WorkerPool::run(std::span<const uint32_t> tasks, Body body, void* context) 
 }
 
 void WorkerPool::serve(int worker) {
+#ifdef __APPLE__
+  // Somebody waits for what is done here: otherwise the system may leave it to the slow cores.
+  pthread_set_qos_class_self_np(QOS_CLASS_USER_INITIATED, 0);
+#endif
   uint32_t seen = 0;
   for (;;) {
     seen = await(epoch_, [seen](uint32_t e) { return e != seen; });

@@ -39,7 +39,6 @@ void index_pool(const Task& t) {
 }
 
 constexpr uint32_t kScoreBlocks = 256;
-constexpr uint32_t kMaxIndexHeads = 64;
 
 template <class T>
 void index_score(const Task& t) {

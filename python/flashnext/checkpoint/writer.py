@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Iterable, Mapping
@@ -92,7 +93,7 @@ class SafetensorsWriter:
             if kind is None:
                 if self.left:
                     raise ValueError(f"{self.path} still misses {self.left} bytes")
-                os.fsync(self._file.fileno())
+                _to_disk(self._file.fileno())
                 self._partial.replace(self.path)
         finally:
             self._abandon()
@@ -100,6 +101,17 @@ class SafetensorsWriter:
     def _abandon(self) -> None:
         self._file.close()
         self._partial.unlink(missing_ok=True)
+
+
+def _to_disk(file: int) -> None:
+    """Wait until what was written is on the disk: on macOS fsync leaves it in the drive's own memory."""
+    if (whole := getattr(fcntl, "F_FULLFSYNC", None)) is not None:
+        try:
+            fcntl.fcntl(file, whole)
+            return
+        except OSError:  # a file system that knows no such thing, as those of servers
+            pass
+    os.fsync(file)
 
 
 class ShardedWriter:

@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+
+from flashnext.engine import darwin
 
 SHRINK_PERCENT = 85
 """Of the limit: beyond it the prefix cache gives way."""
@@ -29,8 +32,11 @@ _STATM = Path("/proc/self/statm")
 def private_bytes(statm: Path = _STATM) -> int | None:
     """Find what the process has in memory beside what is mapped of files; None where the system cannot say.
 
-    Weights are mapped, and a system that is short of memory drops and reads them as it likes.
+    Weights are mapped, and a system that is short of memory drops and reads them as it likes. On macOS
+    compressed memory counts too.
     """
+    if sys.platform == "darwin":
+        return darwin.footprint_bytes()
     try:
         _, resident, shared, *_ = map(int, statm.read_text(encoding="ascii").split())
     except (OSError, ValueError):
