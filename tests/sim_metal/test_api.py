@@ -10,7 +10,7 @@ import pytest
 from support.metal_api import HEADERS, differences, read_header, read_headers, read_metadata, read_wheel
 
 ROOT = Path(__file__).parents[2]
-# Of plain properties of classes the metadata says nothing, since the runtime of a Mac knows their types, and of
+# Of plain properties of classes the metadata says nothing, since a Mac's runtime knows their types, and of
 # two methods of one name it tells one. Each as Apple's documentation has it.
 KNOWN = {
     "setLanguageVersion:": "MTLCompileOptions.languageVersion",

@@ -56,7 +56,7 @@ def press(level: int) -> None:
 
 
 def run_in(order: str, seed: int = 1) -> None:
-    """Let threads of kernels run in this order, as metal-host has it, on devices that are opened from now on."""
+    """Let threads of kernels run in this order, as metal-host has it, on devices opened from now on."""
     _library.sim_metal_order(order.encode(), ctypes.c_uint64(seed))
 
 
