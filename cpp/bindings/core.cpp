@@ -21,6 +21,9 @@
 #if defined(FLASHNEXT_HAS_METAL_HOST)
 #include "kernels/metal/host.h"
 #endif
+#if defined(FLASHNEXT_HAS_METAL)
+#include "kernels/metal/open.h"
+#endif
 #include "rounds/runner.h"
 #include "session/page_pool.h"
 #include "session/session.h"
@@ -113,7 +116,30 @@ std::vector<std::string> device_kinds() {
 #if defined(FLASHNEXT_HAS_CUDA)
   kinds.emplace_back("cuda");
 #endif
+#if defined(FLASHNEXT_HAS_METAL)
+  if (mtl::unavailable().empty()) kinds.emplace_back("metal");
+#endif
   return kinds;
+}
+
+// A simulated GPU is nobody's choice but by name.
+std::string default_kind() {
+#if defined(FLASHNEXT_HAS_METAL) && !defined(FLASHNEXT_SIM_METAL)
+  if (mtl::unavailable().empty()) return "metal";
+#endif
+  return "cpu";
+}
+
+DeviceRef open_metal(const std::string& path) {
+#if defined(FLASHNEXT_HAS_METAL)
+  if (!path.empty()) throw InvalidArgument("metal: the device has no path '" + path + "', expected none");
+  return mtl::open();
+#else
+  (void)path;
+  throw InvalidArgument(
+      "this build has no metal device: a Mac with Apple Silicon and macOS 15 or later has, where pip "
+      "installs a wheel for it or builds flashnext");
+#endif
 }
 
 DeviceRef open_metal_host(int threads, const std::string& path, uint64_t seed) {
@@ -145,13 +171,27 @@ DeviceRef open_cuda(const std::string& path) {
 #endif
 }
 
-DeviceRef open_device(const std::string& kind, int threads, const std::string& path, uint64_t shuffle_seed,
+std::pair<size_t, int> memory_of(const Device& device) {
+#if defined(FLASHNEXT_HAS_METAL)
+  const mtl::MemoryState state = mtl::memory_of(device);
+  return {state.footprint_bytes, static_cast<int>(state.pressure)};
+#else
+  (void)device;
+  return {0, 0};
+#endif
+}
+
+DeviceRef open_device(const std::string& name, int threads, const std::string& path, uint64_t shuffle_seed,
                       const std::string& prompt_order) {
   if (threads < 0)
     throw InvalidArgument("threads is " + std::to_string(threads) + ", expected 0 (all) or more");
+  const std::string kind = name == "auto" ? default_kind() : name;
+  if (kind == "metal") return open_metal(path);
   if (kind == "metal-host") return open_metal_host(threads, path, shuffle_seed);
   if (kind == "cuda") return open_cuda(path);
-  if (kind != "cpu") throw InvalidArgument("device is '" + kind + "', expected cpu, metal-host or cuda");
+  if (kind != "cpu") {
+    throw InvalidArgument("device is '" + kind + "', expected auto, cpu, metal, metal-host or cuda");
+  }
   if (prompt_order != "as windows" && prompt_order != "reversed") {
     throw InvalidArgument("prompt_order is '" + prompt_order + "', expected 'as windows' or 'reversed'");
   }
@@ -245,13 +285,19 @@ void bind_model(nb::module_& m) {
       .def_ro("prompt_equals_window", &Limits::prompt_equals_window);
   nb::class_<Device>(m, "Device", "A device that models run on; opened once and handed down.")
       .def_prop_ro("name", &Device::name)
+      .def_prop_ro("identity", &Device::identity, "What the bits of its results depend on.")
       .def_prop_ro("limits", &Device::limits, nb::rv_policy::reference_internal)
       .def_prop_ro("busy_ns", &Device::busy_ns,
-                   "Nanoseconds in which the device ran work since it was opened; waits are not in it.");
+                   "Nanoseconds in which the device ran work since it was opened; waits are not in it.")
+      .def_prop_ro(
+          "memory", &memory_of,
+          "(bytes held against the process, 0 where unknown; memory pressure: 0 normal, 1 warning, 2 "
+          "critical), as the system tells a Metal device.");
   m.def(
       "open_device", &open_device, "kind"_a = "cpu", "threads"_a = 0, "path"_a = "", "shuffle_seed"_a = 0,
       "prompt_order"_a = "as windows",
-      "Open a device: one of device_kinds(). path: '' for the best instruction path, or one of "
+      "Open a device: one of device_kinds(), or 'auto': metal where there is such a GPU, else cpu. path: '' "
+      "for the best instruction path, or one of "
       "instruction_paths(); of metal-host the order of threads: 'forward' (the default), 'reverse', or "
       "'random' by shuffle_seed, and ', unchecked' behind it for kernels whose accesses nobody looks at; of "
       "cuda nothing, or some of 'graph', 'one by one' and 'device memory', with ', ' between. "

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -21,6 +22,7 @@ struct Block {
   const char *begin, *end;          // the memory
   const char *mapped, *mapped_end;  // the pages that can be touched
   bool read_only;
+  std::atomic<const char*> hidden{nullptr};  // why nothing may touch it
   size_t marks_bytes = 0;
   Mark* marks = nullptr;     // one for two bytes; pages of it come when they are written
   uint32_t written_run = 0;  // the last run that wrote here
@@ -133,6 +135,7 @@ void touch_buffer(
     stop_at(instruction,
             std::string(writes ? "writes " : "reads ") + bytes_text(size) + " of " + buffer_at(at));
   }
+  if (b.hidden) stop_at(instruction, "touches " + buffer_at(at));
   if (writes && b.read_only) stop_at(instruction, "writes " + buffer_at(at) + ", which can only be read");
   if (b.read_only || atomic || (!writes && b.written_run < g.first_run)) return;
   const Mark now = mark_now(g);
@@ -235,11 +238,16 @@ std::string release(void* memory) {
   return "something wrote beside a buffer of " + bytes_text(static_cast<size_t>(block->end - block->begin));
 }
 
-void adopt(const void* memory, size_t size) {
+void adopt(const void* memory, size_t size, bool writable) {
   auto block = std::make_shared<Block>();
   block->begin = block->mapped = static_cast<const char*>(memory);
   block->end = block->mapped_end = block->begin + size;
-  block->read_only = true;
+  block->read_only = !writable;
+  if (writable) {
+    const size_t slack = (kPage - size % kPage) % kPage;
+    std::memset(const_cast<char*>(block->end), kSlack, slack);
+    block->mapped_end += slack;
+  }
   const std::lock_guard lock(mutex);
   blocks[block->begin] = std::move(block);
   version++;
@@ -249,6 +257,12 @@ void disown(const void* memory) {
   const std::lock_guard lock(mutex);
   blocks.erase(static_cast<const char*>(memory));
   version++;
+}
+
+void hide(const void* memory, const char* why) {
+  const std::lock_guard lock(mutex);
+  if (const auto it = blocks.find(static_cast<const char*>(memory)); it != blocks.end())
+    it->second->hidden = why;
 }
 
 void see_buffers() {
@@ -269,7 +283,8 @@ std::string buffer_at(const void* address) {
   if (!near) return "memory that belongs to no buffer";
   const auto offset = at - near->begin;
   const std::string size = "a buffer of " + bytes_text(static_cast<size_t>(near->end - near->begin));
-  return "byte " + std::to_string(offset) + " of " + size;
+  const char* hidden = near->hidden;
+  return "byte " + std::to_string(offset) + " of " + size + (hidden ? std::string(", ") + hidden : "");
 }
 
 std::string written_guard(const Dispatch& d) {

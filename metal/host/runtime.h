@@ -64,8 +64,11 @@ Failure run(std::span<const Dispatch> segment, Schedule schedule, uint64_t seed,
 void* allocate(size_t size_bytes, int fill, bool at_start = false);
 // Writes beside the memory since it was allocated are told: the error, or empty.
 std::string release(void* memory);
-// Memory that others own, a mapped file: reads are checked against its bounds, writes are errors.
-void adopt(const void* memory, size_t size_bytes);
+// Memory that others own, a mapped file: reads are checked against its bounds, writes are errors. What is
+// `writable` begins and ends with its pages, of which what is behind the size is filled and watched.
+void adopt(const void* memory, size_t size_bytes, bool writable = false);
 void disown(const void* memory);
+// Adopted memory that kernels may not touch for now, and why, as static text; null: they may again.
+void hide(const void* memory, const char* why);
 
 }  // namespace msl

@@ -160,7 +160,8 @@ def serve_parser() -> argparse.ArgumentParser:
     engine.add_argument(
         "--device",
         default="auto",
-        help="auto or cpu; for tests of the Metal kernels metal-host or cuda (default auto)",
+        help="auto, cpu or metal (default auto: metal on Apple Silicon, else cpu); for tests of the Metal "
+        "kernels metal-host or cuda",
     )
     engine.add_argument(
         "--dtype",

@@ -9,7 +9,7 @@ import pytest
 from flashnext import _core as core
 from flashnext.contract.check import subjects
 
-from metal.host.generate import ROOT, flatten, generate
+from metal.host.generate import ROOT, flatten, generate, preprocess, read
 from metal.host.shim import check, checker
 
 FILES = sorted(ROOT.glob("metal/*.metal"))
@@ -65,6 +65,21 @@ def test_kernels_run_with_the_threads_that_they_state() -> None:
             assert table[name] == int(constants[threads]), name
 
 
+def test_a_kernels_argument_struct_stands_behind_its_slots() -> None:
+    table = re.findall(
+        r'add\("(\w+)"( \+ type)?, (\d+), ', (ROOT / "cpp/kernels/metal/table.cpp").read_text()
+    )
+    types = ("_bf16", "_f32")
+    stated = {name + end: int(n) for name, typed, n in table for end in (types if typed else ("",))}
+    slots = {}
+    for path in FILES:
+        for name, _, kernel in read(preprocess(path), path.name).entries:
+            bound = [b for b in kernel.bindings if b.startswith("buffer_")]
+            assert bound == [f"buffer_<{i}>" for i in range(len(bound))], name
+            slots[name] = len(bound) - 1
+    assert slots == stated
+
+
 def test_the_build_says_how_to_get_what_it_lacks() -> None:
     if "metal-host" in core.device_kinds():
         for path in ("reverse", "reverse, unchecked"):
@@ -74,3 +89,6 @@ def test_the_build_says_how_to_get_what_it_lacks() -> None:
     else:
         with pytest.raises(ValueError, match="FLASHNEXT_METAL_HOST=ON"):
             core.open_device("metal-host")
+    if "metal" not in core.device_kinds():
+        with pytest.raises(ValueError, match="a Mac with Apple Silicon and macOS 15 or later has"):
+            core.open_device("metal")

@@ -13,7 +13,14 @@ from support.receipt import ROOT
 
 def hash_of_sources(root: Path) -> str:
     """What cpp/base/build_id.cmake computes."""
-    patterns = ("cpp/**/*.h", "cpp/**/*.cpp", "metal/**/*.h", "metal/**/*.metal", "metal/host/*.cpp")
+    patterns = (
+        "cpp/**/*.h",
+        "cpp/**/*.cpp",
+        "cpp/**/*.mm",
+        "metal/**/*.h",
+        "metal/**/*.metal",
+        "metal/host/*.cpp",
+    )
     found = [path for pattern in (*patterns, "metal/host/generate.py") for path in root.glob(pattern)]
     names = sorted(path.relative_to(root).as_posix() for path in found)
     listing = ""

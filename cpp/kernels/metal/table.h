@@ -1,17 +1,11 @@
 // The kernels of metal/ as a Metal device launches them.
 #pragma once
 
-#include <cstdint>
-#include <string>
 #include <vector>
 
-namespace flashnext::mtl {
+#include "device/metal/metal_device.h"
 
-// Threads of a threadgroup, and columns (or blocks, heads, ids) that a grid step of the tiled axis covers.
-struct KernelEntry {
-  std::string name;
-  uint32_t threads, tile;
-};
+namespace flashnext::mtl {
 
 std::vector<KernelEntry> kernels();
 

@@ -41,6 +41,10 @@ class Device:
     def name(self) -> str: ...
 
     @property
+    def identity(self) -> str:
+        """What the bits of its results depend on."""
+
+    @property
     def limits(self) -> Limits: ...
 
     @property
@@ -49,9 +53,15 @@ class Device:
         Nanoseconds in which the device ran work since it was opened; waits are not in it.
         """
 
+    @property
+    def memory(self) -> tuple[int, int]:
+        """
+        (bytes held against the process, 0 where unknown; memory pressure: 0 normal, 1 warning, 2 critical), as the system tells a Metal device.
+        """
+
 def open_device(kind: str = 'cpu', threads: int = 0, path: str = '', shuffle_seed: int = 0, prompt_order: str = 'as windows') -> Device:
     """
-    Open a device: one of device_kinds(). path: '' for the best instruction path, or one of instruction_paths(); of metal-host the order of threads: 'forward' (the default), 'reverse', or 'random' by shuffle_seed, and ', unchecked' behind it for kernels whose accesses nobody looks at; of cuda nothing, or some of 'graph', 'one by one' and 'device memory', with ', ' between. prompt_order: 'as windows', or, for tests, 'reversed': attention of prompt rows sums in another order, so that prompts and rounds differ.
+    Open a device: one of device_kinds(), or 'auto': metal where there is such a GPU, else cpu. path: '' for the best instruction path, or one of instruction_paths(); of metal-host the order of threads: 'forward' (the default), 'reverse', or 'random' by shuffle_seed, and ', unchecked' behind it for kernels whose accesses nobody looks at; of cuda nothing, or some of 'graph', 'one by one' and 'device memory', with ', ' between. prompt_order: 'as windows', or, for tests, 'reversed': attention of prompt rows sums in another order, so that prompts and rounds differ.
     """
 
 def device_kinds() -> list[str]:

@@ -49,8 +49,8 @@ def load_model(
 
     Args:
         path: Checkpoint folder, or one already opened.
-        device: "auto", "cpu" or one that is open; only where it is opened here the next two count, and the
-            last two.
+        device: "auto", "cpu", "metal" or one that is open; only where it is opened here the next two count,
+            and the last two.
         path_name: Instruction path of the CPU device, "" for the best.
         threads: Workers of the CPU device, 0 for one a processor.
         dtype: "bfloat16" or "float32", of activations and caches.
@@ -114,6 +114,4 @@ def open_device(
     Raises:
         InvalidArgument: A name is not known.
     """
-    return _core.open_device(
-        "cpu" if name == "auto" else name, threads, path_name, shuffle_seed, prompt_order
-    )
+    return _core.open_device(name, threads, path_name, shuffle_seed, prompt_order)
