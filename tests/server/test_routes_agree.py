@@ -319,17 +319,18 @@ OTHERS = st.one_of(
     st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "system"]), TEXTS),
     st.builds(lambda text, i: {"role": "tool", "content": text, "tool_call_id": i}, TEXTS, IDS),
 )
-TURNS = st.builds(
-    lambda text, thoughts, calls: {
-        "role": "assistant",
-        "content": text,
-        **({} if thoughts is None else {"reasoning_content": thoughts}),
-        **({"tool_calls": calls} if calls else {}),
-    },
-    TEXTS,
-    st.one_of(st.none(), TEXTS),
-    st.lists(CALLS, max_size=2),
-)
+
+
+def turn_of(text: str, thoughts: str | None, calls: list[Any]) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": "assistant", "content": text}
+    if thoughts is not None:
+        turn["reasoning_content"] = thoughts
+    if calls:
+        turn["tool_calls"] = calls
+    return turn
+
+
+TURNS = st.builds(turn_of, TEXTS, st.one_of(st.none(), TEXTS), st.lists(CALLS, max_size=2))
 
 
 @given(st.lists(st.one_of(TURNS, OTHERS), max_size=8))
