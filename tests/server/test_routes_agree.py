@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from flashnext.server import fields
 from flashnext.server.chat_form import in_call_order, seal, unseal
 from flashnext.server.fields import Unknown
 from flashnext.server.responses_items import chat_of, items_of
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from support.serving import ServerProcess, server_process
 
 CHAT, RESPONSES, MESSAGES = ROUTES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+TABLES = {RESPONSES: fields.RESPONSES, MESSAGES: fields.MESSAGES}
 MODEL = "tiny-6bit"
 ADD: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
 QUESTION = "What is 3 + 4?"
@@ -291,6 +293,45 @@ def test_a_value_out_of_range_is_named_before_a_stream_opens(route: str, stream:
         assert message_of(route, post(route, raw)).startswith("temperature: ")
 
 
+NUMBERS = ("1" + "0" * 309, "-" + "9" * 5000, "1e-400")
+FIELDS = {
+    RESPONSES: [name for name, rule in TABLES[RESPONSES].items() if rule.kind == "honoured"],
+    MESSAGES: [name for name, rule in TABLES[MESSAGES].items() if rule.kind == "honoured"],
+}
+PLACES: list[tuple[str, dict[str, Any]]] = [
+    *((route, {name: 77777}) for route, names in FIELDS.items() for name in names),
+    *((RESPONSES, more) for more in (
+        {"metadata": {"a": 77777}}, {"reasoning": {"effort": 77777}}, {"input": [77777]},
+        {"input": [{"role": "user", "content": [77777]}]}, {"include": [77777]},
+        {"tools": [{"type": "function", "name": "f", "parameters": {"default": 77777}}]},
+        {"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 77777}'}]},
+    )),
+    *((MESSAGES, more) for more in (
+        {"thinking": {"type": "enabled", "budget_tokens": 77777}}, {"messages": [77777]},
+        {"messages": [{"role": "user", "content": [77777]}]}, {"tools": [77777]}, {"stop_sequences": [77777]},
+        {"tools": [{"name": "f", "input_schema": {"default": 77777}}]}, {"system": [77777]},
+        {"messages": [{"role": "assistant", "content": [
+            {"type": "tool_use", "id": "1", "name": "f", "input": {"x": 77777}}]},
+            {"role": "user", "content": "x"}]},
+    )),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: number[:6])
+def test_a_number_of_any_size_in_any_place_is_refused_or_served(number: str, post: Any) -> None:
+    short = {RESPONSES: {"max_output_tokens": 1}, MESSAGES: {"max_tokens": 1}}
+    for route, more in PLACES:
+        body = json.dumps({**plain(route, "x", **short[route]), **more}).replace("77777", number)
+        response = post(route, body.encode())
+        assert response.status_code in (200, 400), (route, more, response.text)
+        if response.status_code == 400:
+            assert len(message_of(route, response)) < 400, (route, more)
+        else:
+            json.loads(
+                response.text, parse_int=float, parse_constant=pytest.fail
+            )  # what is told back is JSON
+
+
 @pytest.mark.parametrize("route", [RESPONSES, MESSAGES])
 def test_a_prompt_beyond_the_context_is_told_with_its_field_and_numbers(route: str, post: Any) -> None:
     told = message_of(route, post(route, plain(route, " a" * 9000)))
@@ -319,17 +360,18 @@ OTHERS = st.one_of(
     st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from(["user", "system"]), TEXTS),
     st.builds(lambda text, i: {"role": "tool", "content": text, "tool_call_id": i}, TEXTS, IDS),
 )
-TURNS = st.builds(
-    lambda text, thoughts, calls: {
-        "role": "assistant",
-        "content": text,
-        **({} if thoughts is None else {"reasoning_content": thoughts}),
-        **({"tool_calls": calls} if calls else {}),
-    },
-    TEXTS,
-    st.one_of(st.none(), TEXTS),
-    st.lists(CALLS, max_size=2),
-)
+
+
+def turn_of(text: str, thoughts: str | None, calls: list[Any]) -> dict[str, Any]:
+    turn: dict[str, Any] = {"role": "assistant", "content": text}
+    if thoughts is not None:
+        turn["reasoning_content"] = thoughts
+    if calls:
+        turn["tool_calls"] = calls
+    return turn
+
+
+TURNS = st.builds(turn_of, TEXTS, st.one_of(st.none(), TEXTS), st.lists(CALLS, max_size=2))
 
 
 @given(st.lists(st.one_of(TURNS, OTHERS), max_size=8))

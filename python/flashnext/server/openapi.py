@@ -10,13 +10,11 @@ from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from flashnext.server import fields
+from flashnext.server import fields, schemas
 from flashnext.server.chat_request import ChatRequest
 from flashnext.server.completion_request import CompletionRequest
 from flashnext.server.drawing import StreamOptions
-from flashnext.server.messages_blocks import BLOCKS
 from flashnext.server.messages_request import MessagesCount, MessagesRequest
-from flashnext.server.responses_items import ITEMS
 from flashnext.server.responses_request import ResponsesCount, ResponsesRequest
 from flashnext.server.service import Service
 from flashnext.server.tokens import Detokenize, Tokenize
@@ -83,54 +81,6 @@ _MESSAGE = {
 }
 
 
-_ITEM = {
-    "type": "object",
-    "properties": {"type": {"enum": list(ITEMS)}, "role": {"enum": ["user", "assistant", "system"]}},
-}
-_INPUT = {"anyOf": [{"type": "string"}, {"type": "array", "items": _ITEM}]}
-_TURN = {
-    "type": "object",
-    "required": ["role", "content"],
-    "properties": {
-        "role": {"enum": ["user", "assistant", "system"]},
-        "content": {
-            "anyOf": [
-                {"type": "string"},
-                {
-                    "type": "array",
-                    "items": {"type": "object", "properties": {"type": {"enum": list(BLOCKS)}}},
-                },
-            ]
-        },
-    },
-}
-_RESPONSE = {
-    "type": "object",
-    "required": ["id", "object", "created_at", "status", "model", "output", "usage"],
-    "properties": {
-        "object": {"const": "response"},
-        "status": {"enum": ["completed", "incomplete"]},
-        "output": {"type": "array", "items": {"type": "object", "required": ["id", "type", "status"]}},
-    },
-}
-_ITEMS_PAGE = {
-    "type": "object",
-    "required": ["object", "data", "first_id", "last_id", "has_more"],
-    "properties": {"object": {"const": "list"}, "data": {"type": "array"}},
-}
-_MESSAGE_REPLY = {
-    "type": "object",
-    "required": ["id", "type", "role", "model", "content", "stop_reason", "stop_sequence", "usage"],
-    "properties": {
-        "type": {"const": "message"},
-        "content": {"type": "array", "items": {"type": "object", "required": ["type"]}},
-        "stop_reason": {
-            "enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
-        },
-    },
-}
-
-
 def _reply(kind: str) -> dict[str, Any]:
     return {
         "type": "object",
@@ -155,7 +105,7 @@ def description(names: tuple[str, ...]) -> dict[str, Any]:
     """Describe every route of a server whose model goes by these names."""
     name = {"type": "string", "enum": list(names)}
     messages = {"type": "array", "minItems": 1, "items": _MESSAGE}
-    turns = {"type": "array", "minItems": 1, "items": _TURN}
+    responses_fields = {k: v for k, v in schemas.RESPONSES_FIELDS.items() if k != "include"}
     chat = _body(ChatRequest, fields.CHAT, {"model": name, "messages": messages, "stop": _STOP})
     text = _body(CompletionRequest, fields.COMPLETIONS, {"model": name, "prompt": _PROMPT, "stop": _STOP})
     models = _object("id", "object", "created", "owned_by")
@@ -166,31 +116,31 @@ def description(names: tuple[str, ...]) -> dict[str, Any]:
         "/v1/completions": _post("Continue texts", text, _reply("text_completion"), 503, 504, stream=True),
         "/v1/responses": _post(
             "Answer an input",
-            _body(ResponsesRequest, fields.RESPONSES, {"model": name, "input": _INPUT}),
-            _RESPONSE,
+            _body(ResponsesRequest, fields.RESPONSES, {"model": name, **schemas.RESPONSES_FIELDS}),
+            schemas.RESPONSE,
             503,
             504,
             stream=True,
         ),
         "/v1/responses/input_tokens": _post(
             "Tokens that a response would read",
-            _body(ResponsesCount, fields.RESPONSES_COUNT, {"input": _INPUT}),
+            _body(ResponsesCount, fields.RESPONSES_COUNT, responses_fields),
             _object("object", "input_tokens"),
             503,
         ),
         "/v1/responses/{response_id}": {
-            **_get("A response that is kept", _RESPONSE, 400, 401, 404),
+            **_get("A response that is kept", schemas.RESPONSE, 400, 401, 404),
             **_get("Forget a response", _object("id", "object", "deleted"), 401, 404, method="delete"),
             "parameters": [_RESPONSE_ID],
         },
         "/v1/responses/{response_id}/input_items": {
-            **_get("The input of a response that is kept", _ITEMS_PAGE, 400, 401, 404),
+            **_get("The input of a response that is kept", schemas.ITEMS_PAGE, 400, 401, 404),
             "parameters": [_RESPONSE_ID],
         },
         "/v1/messages": _post(
             "Answer a chat in Anthropic's form",
-            _body(MessagesRequest, fields.MESSAGES, {"model": name, "messages": turns}),
-            _MESSAGE_REPLY,
+            _body(MessagesRequest, fields.MESSAGES, {"model": name, **schemas.MESSAGES_FIELDS}),
+            schemas.MESSAGE_REPLY,
             503,
             504,
             stream=True,
@@ -198,7 +148,7 @@ def description(names: tuple[str, ...]) -> dict[str, Any]:
         ),
         "/v1/messages/count_tokens": _post(
             "Tokens that a message would read",
-            _body(MessagesCount, fields.MESSAGES_COUNT, {"model": name, "messages": turns}),
+            _body(MessagesCount, fields.MESSAGES_COUNT, {"model": name, **schemas.MESSAGES_FIELDS}),
             _object("input_tokens"),
             503,
             error="AnthropicError",

@@ -29,7 +29,7 @@ from flashnext.text.template import TemplateOptions
 LOGPROBS = "message.output_text.logprobs"
 SEALED = "reasoning.encrypted_content"
 # What else a client may want told is of items that are none of this server's.
-_INCLUDED = (
+INCLUDED = (
     LOGPROBS,
     SEALED,
     "file_search_call.results",
@@ -152,9 +152,9 @@ class ResponsesRequest(ResponsesPrompt, Drawn):
         """
         request = cls.check(body, RESPONSES, unknown)
         for i, name in enumerate(request.include):
-            if name not in _INCLUDED:
+            if name not in INCLUDED:
                 raise InvalidField(
-                    f"include[{i}]", f"expected one of {', '.join(_INCLUDED)}, found {cut(repr(name), 80)}"
+                    f"include[{i}]", f"expected one of {', '.join(INCLUDED)}, found {cut(repr(name), 80)}"
                 )
         if request.top_logprobs and LOGPROBS not in request.include:
             raise InvalidField("top_logprobs", f'needs include: ["{LOGPROBS}"]')
