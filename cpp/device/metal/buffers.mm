@@ -52,15 +52,13 @@ void require_allowed(id<MTLDevice> device, size_t size_bytes, const std::string&
 
 BufferRef allocate(id<MTLDevice> device, const std::shared_ptr<Residency>& residency, size_t size_bytes) {
   require_allowed(device, size_bytes, "what is asked for");
-  {
-    const Pool pool;
-    auto buffer = Owned<id<MTLBuffer>>::adopt([device newBufferWithLength:std::max<size_t>(size_bytes, 1)
-                                                                  options:kShared]);
-    if (!buffer) {
-      throw OutOfMemory("metal: the system does not give " + std::to_string(size_bytes) + " bytes of memory");
-    }
-    return std::make_shared<MetalBuffer>(std::move(buffer), residency, size_bytes, nullptr);
+  const Pool pool;
+  auto buffer = Owned<id<MTLBuffer>>::adopt([device newBufferWithLength:std::max<size_t>(size_bytes, 1)
+                                                                options:kShared]);
+  if (!buffer) {
+    throw OutOfMemory("metal: the system does not give " + std::to_string(size_bytes) + " bytes of memory");
   }
+  return std::make_shared<MetalBuffer>(std::move(buffer), residency, size_bytes, nullptr);
 }
 
 BufferRef wrap(id<MTLDevice> device, const std::shared_ptr<Residency>& residency,
@@ -69,16 +67,14 @@ BufferRef wrap(id<MTLDevice> device, const std::shared_ptr<Residency>& residency
   const auto page = static_cast<size_t>(getpagesize());
   const size_t size_bytes = file->size_bytes(), pages_bytes = (size_bytes + page - 1) / page * page;
   require_allowed(device, pages_bytes, file->path());
-  {
-    const Pool pool;
-    auto buffer =
-        Owned<id<MTLBuffer>>::adopt([device newBufferWithBytesNoCopy:const_cast<std::byte*>(file->data())
-                                                              length:pages_bytes
-                                                             options:kShared
-                                                         deallocator:nil]);
-    if (!buffer) throw OutOfMemory("metal: the system does not let the GPU use the pages of " + file->path());
-    return std::make_shared<MetalBuffer>(std::move(buffer), residency, size_bytes, std::move(file));
-  }
+  const Pool pool;
+  auto buffer =
+      Owned<id<MTLBuffer>>::adopt([device newBufferWithBytesNoCopy:const_cast<std::byte*>(file->data())
+                                                            length:pages_bytes
+                                                           options:kShared
+                                                       deallocator:nil]);
+  if (!buffer) throw OutOfMemory("metal: the system does not let the GPU use the pages of " + file->path());
+  return std::make_shared<MetalBuffer>(std::move(buffer), residency, size_bytes, std::move(file));
 }
 
 id<MTLBuffer> object_of(const Buffer& buffer) { return static_cast<const MetalBuffer&>(buffer).object(); }

@@ -15,10 +15,8 @@ class Commands final : public CommandBuffer {
   explicit Commands(std::shared_ptr<Queue> queue)
       : queue_(std::move(queue)), buffer_(queue_->command_buffer()) {}
   ~Commands() override {
-    {
-      const Pool pool;
-      end_encoder();  // Metal does not let go of an open one
-    }
+    const Pool pool;
+    end_encoder();  // Metal does not let go of an open one
   }
 
   using CommandBuffer::dispatch;
@@ -31,22 +29,20 @@ class Commands final : public CommandBuffer {
       throw InvalidArgument(std::string(k.name()) + ": " + std::to_string(slots.size()) +
                             " slots, expected " + std::to_string(k.slots()));
     }
-    {
-      const Pool pool;
-      id<MTLComputeCommandEncoder> encoder = compute_encoder();
-      if (last_ != &k) [encoder setComputePipelineState:k.pipeline()];
-      last_ = &k;
-      // What is behind the kernel's own slots it reaches by address.
-      for (uint32_t i = 0; i < k.slots(); ++i) {
-        const Slice& s = slots[i];
-        [encoder setBuffer:s ? object_of(*s.buffer) : nil offset:s.offset atIndex:i];
-      }
-      [encoder setBytes:params.data() length:params.size() atIndex:k.slots()];
-      [encoder dispatchThreadgroups:MTLSizeMake(grid.x, grid.y, grid.z)
-              threadsPerThreadgroup:MTLSizeMake(k.threads(), 1, 1)];
-      n_dispatched_++;
-      ends_with_signal_ = false;
+    const Pool pool;
+    id<MTLComputeCommandEncoder> encoder = compute_encoder();
+    if (last_ != &k) [encoder setComputePipelineState:k.pipeline()];
+    last_ = &k;
+    // What is behind the kernel's own slots it reaches by address.
+    for (uint32_t i = 0; i < k.slots(); ++i) {
+      const Slice& s = slots[i];
+      [encoder setBuffer:s ? object_of(*s.buffer) : nil offset:s.offset atIndex:i];
     }
+    [encoder setBytes:params.data() length:params.size() atIndex:k.slots()];
+    [encoder dispatchThreadgroups:MTLSizeMake(grid.x, grid.y, grid.z)
+            threadsPerThreadgroup:MTLSizeMake(k.threads(), 1, 1)];
+    n_dispatched_++;
+    ends_with_signal_ = false;
   }
 
   void copy(const Slice& from, const Slice& to, size_t size_bytes) override {
@@ -92,17 +88,15 @@ class Commands final : public CommandBuffer {
 
   void commit() override {
     if (!buffer_) throw Error("command buffer: committed twice");
-    {
-      const Pool pool;
-      flush_copies();
-      end_encoder();
-      const size_t first = ends_with_signal_ ? n_signals_before_end_ : committed_.signals.size();
-      for (size_t i = first; i < committed_.signals.size(); ++i) {
-        committed_.signals[i].first->expect(committed_.signals[i].second);
-      }
-      const auto buffer = std::move(buffer_);
-      queue_->commit(buffer.get(), std::move(committed_));
+    const Pool pool;
+    flush_copies();
+    end_encoder();
+    const size_t first = ends_with_signal_ ? n_signals_before_end_ : committed_.signals.size();
+    for (size_t i = first; i < committed_.signals.size(); ++i) {
+      committed_.signals[i].first->expect(committed_.signals[i].second);
     }
+    const auto buffer = std::move(buffer_);
+    queue_->commit(buffer.get(), std::move(committed_));
   }
 
   void part(const char* name) override {

@@ -102,31 +102,28 @@ uint64_t hash(uint64_t h, std::string_view bytes) {
 
 std::vector<MetalKernel> load_kernels(id<MTLDevice> device, const std::vector<KernelEntry>& entries,
                                       const Options& options, const std::string& system) {
-  {
-    const Pool pool;
-    uint64_t key = hash(0xcbf29ce484222325u, system);
-    std::vector<Owned<id<MTLLibrary>>> libraries;
-    std::map<std::string, id<MTLLibrary>> home;
-    for (const Text& from : texts_in(options.kernels_folder)) {
-      key = hash(key, from.content);
-      libraries.push_back(compile(device, from));
-      for (NSString* name in [libraries.back().get() functionNames])
-        home[text(name)] = libraries.back().get();
-    }
-    char name[40];
-    std::snprintf(name, sizeof name, "pipelines-%016llx", static_cast<unsigned long long>(key));
-    Archive archive(device, options.cache_folder, name);
-    std::vector<MetalKernel> kernels;
-    for (const KernelEntry& entry : entries) {
-      const auto found = home.find(entry.name);
-      if (found == home.end()) {
-        throw DeviceError("metal: no text in " + options.kernels_folder + " has the kernel " + entry.name);
-      }
-      kernels.emplace_back(entry, make_pipeline(device, found->second, entry, archive));
-    }
-    archive.save();
-    return kernels;
+  const Pool pool;
+  uint64_t key = hash(0xcbf29ce484222325u, system);
+  std::vector<Owned<id<MTLLibrary>>> libraries;
+  std::map<std::string, id<MTLLibrary>> home;
+  for (const Text& from : texts_in(options.kernels_folder)) {
+    key = hash(key, from.content);
+    libraries.push_back(compile(device, from));
+    for (NSString* name in [libraries.back().get() functionNames]) home[text(name)] = libraries.back().get();
   }
+  char name[40];
+  std::snprintf(name, sizeof name, "pipelines-%016llx", static_cast<unsigned long long>(key));
+  Archive archive(device, options.cache_folder, name);
+  std::vector<MetalKernel> kernels;
+  for (const KernelEntry& entry : entries) {
+    const auto found = home.find(entry.name);
+    if (found == home.end()) {
+      throw DeviceError("metal: no text in " + options.kernels_folder + " has the kernel " + entry.name);
+    }
+    kernels.emplace_back(entry, make_pipeline(device, found->second, entry, archive));
+  }
+  archive.save();
+  return kernels;
 }
 
 }  // namespace flashnext::mtl

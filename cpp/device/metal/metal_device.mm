@@ -75,19 +75,15 @@ MemoryState memory_of(const Device& device) {
 }
 
 std::string unavailable() {
-  {
-    const Pool pool;
-    return lacks(system_device().get());
-  }
+  const Pool pool;
+  return lacks(system_device().get());
 }
 
 DeviceRef open_device(const std::vector<KernelEntry>& kernels, const Options& options) {
-  {
-    const Pool pool;
-    const auto device = system_device();
-    if (const std::string why = lacks(device.get()); !why.empty()) throw InvalidArgument("metal: " + why);
-    return std::make_shared<MetalDevice>(device.get(), kernels, options);
-  }
+  const Pool pool;
+  const auto device = system_device();
+  if (const std::string why = lacks(device.get()); !why.empty()) throw InvalidArgument("metal: " + why);
+  return std::make_shared<MetalDevice>(device.get(), kernels, options);
 }
 
 }  // namespace flashnext::mtl

@@ -47,17 +47,15 @@ Queue::Queue(id<MTLDevice> device, IdleTimes idle)
 Queue::~Queue() { ticker_.reset(); }
 
 Owned<id<MTLCommandBuffer>> Queue::command_buffer() const {
-  {
-    const Pool pool;
-    auto descriptor = Owned<MTLCommandBufferDescriptor*>::adopt([[MTLCommandBufferDescriptor alloc] init]);
-    // Whoever commits keeps the buffers until the work has run.
-    [descriptor.get() setRetainedReferences:NO];
-    [descriptor.get() setErrorOptions:MTLCommandBufferErrorOptionEncoderExecutionStatus];
-    auto buffer =
-        Owned<id<MTLCommandBuffer>>::retain([queue_.get() commandBufferWithDescriptor:descriptor.get()]);
-    if (!buffer) throw DeviceError("metal: the queue gives no command buffer");
-    return buffer;
-  }
+  const Pool pool;
+  auto descriptor = Owned<MTLCommandBufferDescriptor*>::adopt([[MTLCommandBufferDescriptor alloc] init]);
+  // Whoever commits keeps the buffers until the work has run.
+  [descriptor.get() setRetainedReferences:NO];
+  [descriptor.get() setErrorOptions:MTLCommandBufferErrorOptionEncoderExecutionStatus];
+  auto buffer =
+      Owned<id<MTLCommandBuffer>>::retain([queue_.get() commandBufferWithDescriptor:descriptor.get()]);
+  if (!buffer) throw DeviceError("metal: the queue gives no command buffer");
+  return buffer;
 }
 
 void Queue::commit(id<MTLCommandBuffer> buffer, Committed committed) {
@@ -121,26 +119,24 @@ void Queue::beat() {
   try {
     residency_->renew();
     const auto buffer = command_buffer();
-    {
-      const Pool pool;
-      id<MTLBlitCommandEncoder> encoder = [buffer.get() blitCommandEncoder];
-      [encoder waitForFence:fence()];
-      [encoder updateFence:fence()];
-      [encoder endEncoding];
-      const std::shared_ptr<Queue> self = shared_from_this();
-      [buffer.get() addCompletedHandler:^(id<MTLCommandBuffer>) {
-        {
-          const std::lock_guard lock(self->mutex_);
-          --self->n_beats_;
-        }
-        self->changed_.notify_all();
-      }];
+    const Pool pool;
+    id<MTLBlitCommandEncoder> encoder = [buffer.get() blitCommandEncoder];
+    [encoder waitForFence:fence()];
+    [encoder updateFence:fence()];
+    [encoder endEncoding];
+    const std::shared_ptr<Queue> self = shared_from_this();
+    [buffer.get() addCompletedHandler:^(id<MTLCommandBuffer>) {
       {
-        const std::lock_guard lock(mutex_);
-        ++n_beats_;
+        const std::lock_guard lock(self->mutex_);
+        --self->n_beats_;
       }
-      [buffer.get() commit];
+      self->changed_.notify_all();
+    }];
+    {
+      const std::lock_guard lock(mutex_);
+      ++n_beats_;
     }
+    [buffer.get() commit];
   } catch (const Error&) {  // the next work tells
   }
 }

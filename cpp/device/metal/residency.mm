@@ -17,10 +17,8 @@ Residency::Residency(id<MTLDevice> device, id<MTLCommandQueue> queue, size_t set
     : device_(device), queue_(queue), set_bytes_(set_bytes) {}
 
 Residency::~Residency() {
-  {
-    const Pool pool;
-    for (const Set& s : sets_) [queue_ removeResidencySet:s.set.get()];
-  }
+  const Pool pool;
+  for (const Set& s : sets_) [queue_ removeResidencySet:s.set.get()];
 }
 
 // The group's first set with room. Beyond the most sets there may be, the one that holds least.
@@ -45,24 +43,20 @@ Residency::Place Residency::place_for_locked(size_t size_bytes, const void* grou
 
 void Residency::add(id<MTLBuffer> buffer, const void* group) {
   const std::lock_guard lock(mutex_);
-  {
-    const Pool pool;
-    remove_locked(buffer);
-    const size_t size_bytes = [buffer length];
-    const Place place = place_for_locked(size_bytes, group);
-    [place->set.get() addAllocation:buffer];
-    place->size_bytes += size_bytes;
-    place->changed = changed_ = true;
-    places_.emplace(buffer, place);
-  }
+  const Pool pool;
+  remove_locked(buffer);
+  const size_t size_bytes = [buffer length];
+  const Place place = place_for_locked(size_bytes, group);
+  [place->set.get() addAllocation:buffer];
+  place->size_bytes += size_bytes;
+  place->changed = changed_ = true;
+  places_.emplace(buffer, place);
 }
 
 void Residency::remove(id<MTLBuffer> buffer) {
   const std::lock_guard lock(mutex_);
-  {
-    const Pool pool;
-    remove_locked(buffer);
-  }
+  const Pool pool;
+  remove_locked(buffer);
 }
 
 void Residency::remove_locked(id<MTLBuffer> buffer) {
@@ -96,10 +90,8 @@ void Residency::settle() {
 void Residency::renew() {
   settle();
   const std::lock_guard lock(mutex_);
-  {
-    const Pool pool;
-    for (const Set& s : sets_) [s.set.get() requestResidency];
-  }
+  const Pool pool;
+  for (const Set& s : sets_) [s.set.get() requestResidency];
 }
 
 namespace {

@@ -15,10 +15,8 @@ size_t footprint_bytes() {
 }
 
 std::string os_build() {
-  {
-    const Pool pool;
-    return text([[NSProcessInfo processInfo] operatingSystemVersionString]);
-  }
+  const Pool pool;
+  return text([[NSProcessInfo processInfo] operatingSystemVersionString]);
 }
 
 PressureWatch::PressureWatch()
@@ -47,16 +45,14 @@ PressureWatch::~PressureWatch() {
 
 void Awake::set(bool on) {
   if (on == static_cast<bool>(activity_)) return;
-  {
-    const Pool pool;
-    if (on) {
-      activity_ = Owned<id<NSObject>>::retain([[NSProcessInfo processInfo]
-          beginActivityWithOptions:NSActivityUserInitiated
-                            reason:@"answering requests"]);
-    } else {
-      [[NSProcessInfo processInfo] endActivity:activity_.get()];
-      activity_.reset();
-    }
+  const Pool pool;
+  if (on) {
+    activity_ = Owned<id<NSObject>>::retain([[NSProcessInfo processInfo]
+        beginActivityWithOptions:NSActivityUserInitiated
+                          reason:@"answering requests"]);
+  } else {
+    [[NSProcessInfo processInfo] endActivity:activity_.get()];
+    activity_.reset();
   }
 }
 
