@@ -35,23 +35,6 @@ target_link_libraries(flashnext_core PUBLIC $<TARGET_OBJECTS:flashnext_metal> $<
                                             ${objc_library} ${BLOCKS_RUNTIME})
 set_property(SOURCE cpp/bindings/core.cpp APPEND PROPERTY COMPILE_DEFINITIONS FLASHNEXT_HAS_METAL FLASHNEXT_SIM_METAL)
 
-# The texts that the device compiles, beside the core.
-file(GLOB metal_kernels CONFIGURE_DEPENDS metal/*.metal)
-file(GLOB metal_headers CONFIGURE_DEPENDS metal/*.h metal/lib/*.h)
-foreach(source ${metal_kernels})
-  get_filename_component(name ${source} NAME)
-  set(flat ${CMAKE_CURRENT_BINARY_DIR}/metal/${name})
-  add_custom_command(
-    OUTPUT ${flat}
-    COMMAND ${CMAKE_COMMAND} -E make_directory ${CMAKE_CURRENT_BINARY_DIR}/metal
-    COMMAND ${CMAKE_COMMAND} -E env CXX=${CMAKE_CXX_COMPILER} ${Python_EXECUTABLE} -m metal.host.generate --flatten ${source}
-            -o ${flat}
-    DEPENDS ${source} ${metal_headers} metal/host/generate.py
-    WORKING_DIRECTORY ${CMAKE_CURRENT_SOURCE_DIR})
-  list(APPEND flat_kernels ${flat})
-endforeach()
-add_custom_target(flashnext_flat_kernels ALL DEPENDS ${flat_kernels})
-
 # Claims about the device and about the simulation itself: a program that tests/sim_metal/test_claims.py runs.
 add_executable(sim_metal_claims ${sim_claims})
 set_target_properties(sim_metal_claims PROPERTIES OBJCXX_STANDARD 20 OBJCXX_EXTENSIONS OFF LINKER_LANGUAGE CXX)
@@ -60,6 +43,5 @@ target_include_directories(sim_metal_claims PRIVATE tests/device tests/sim_metal
 target_compile_options(sim_metal_claims PRIVATE -fobjc-runtime=gcc -fblocks -fconstant-string-class=NSConstantString -Werror)
 target_link_libraries(sim_metal_claims PRIVATE flashnext_core)
 if(SKBUILD)
-  install(FILES ${flat_kernels} DESTINATION flashnext/metal)
   install(TARGETS sim_metal_claims RUNTIME DESTINATION flashnext/metal)
 endif()
