@@ -12,6 +12,8 @@
 namespace flashnext::test {
 namespace {
 
+using mtl::MemoryPressure;
+
 constexpr uint32_t kWidth = 8, kRows = 4;
 
 // Buffers, and copies of rows in the reverse order.

@@ -130,7 +130,8 @@ void run(QueueState& queue, SimCommandBuffer* buffer) {
   Recording& r = *buffer->recording_;
   const double began = seconds();
   Fault fault;
-  if (!planted_failure(&fault.code, &fault.words)) {
+  // Beats of an idle device have no steps, and no part in what is planted.
+  if (r.steps.empty() || !planted_failure(&fault.code, &fault.words)) {
     show_resident(queue, r);
     try {
       for (const Step& s : r.steps) {

@@ -43,8 +43,8 @@ Settings settings();
 void set(const Settings& settings);
 bool is_checked(const std::string& order);
 
-// The n-th command buffer from now on (1: the next) fails with this code of MTLCommandBufferError instead of
-// running; none of its events is signalled.
+// The n-th command buffer with work from now on (1: the next) fails with this code of MTLCommandBufferError
+// instead of running; none of its events is signalled.
 void fail_command_buffer(int n, int code, const std::string& words);
 bool planted_failure(int* code, std::string* words);  // counts one
 

@@ -45,8 +45,8 @@ class Residency {
   void remove_locked(id<MTLBuffer> buffer);
 
   std::mutex mutex_;
-  id<MTLDevice> device_;  // of the device that has this
-  id<MTLCommandQueue> queue_;
+  Owned<id<MTLDevice>> device_;
+  Owned<id<MTLCommandQueue>> queue_;
   size_t set_bytes_;
   bool changed_ = false;
   std::list<Set> sets_;

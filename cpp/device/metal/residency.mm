@@ -14,11 +14,13 @@ constexpr size_t kMostSets = 30;  // a queue takes 32
 }  // namespace
 
 Residency::Residency(id<MTLDevice> device, id<MTLCommandQueue> queue, size_t set_bytes)
-    : device_(device), queue_(queue), set_bytes_(set_bytes) {}
+    : device_(Owned<id<MTLDevice>>::retain(device)),
+      queue_(Owned<id<MTLCommandQueue>>::retain(queue)),
+      set_bytes_(set_bytes) {}
 
 Residency::~Residency() {
   const Pool pool;
-  for (const Set& s : sets_) [queue_ removeResidencySet:s.set.get()];
+  for (const Set& s : sets_) [queue_.get() removeResidencySet:s.set.get()];
 }
 
 // The group's first set with room. Beyond the most sets there may be, the one that holds least.
@@ -34,10 +36,10 @@ Residency::Place Residency::place_for_locked(size_t size_bytes, const void* grou
   }
   NSError* error = nil;
   auto descriptor = Owned<MTLResidencySetDescriptor*>::adopt([[MTLResidencySetDescriptor alloc] init]);
-  auto set = Owned<id<MTLResidencySet>>::adopt([device_ newResidencySetWithDescriptor:descriptor.get()
-                                                                                error:&error]);
+  auto set = Owned<id<MTLResidencySet>>::adopt([device_.get() newResidencySetWithDescriptor:descriptor.get()
+                                                                                      error:&error]);
   if (!set) throw DeviceError("metal: no residency set: " + text(error));
-  [queue_ addResidencySet:set.get()];
+  [queue_.get() addResidencySet:set.get()];
   return sets_.insert(sets_.end(), {std::move(set), group});
 }
 
@@ -68,7 +70,7 @@ void Residency::remove_locked(id<MTLBuffer> buffer) {
   [place->set.get() commit];
   place->size_bytes -= [buffer length];
   if (place->size_bytes > 0) return;
-  [queue_ removeResidencySet:place->set.get()];
+  [queue_.get() removeResidencySet:place->set.get()];
   sets_.erase(place);
 }
 
