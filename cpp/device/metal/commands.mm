@@ -38,7 +38,7 @@ class Commands final : public CommandBuffer {
       const Slice& s = slots[i];
       [encoder setBuffer:s ? object_of(*s.buffer) : nil offset:s.offset atIndex:i];
     }
-    [encoder setBytes:params.data() length:params.size() atIndex:k.slots()];
+    if (!params.empty()) [encoder setBytes:params.data() length:params.size() atIndex:k.slots()];
     [encoder dispatchThreadgroups:MTLSizeMake(grid.x, grid.y, grid.z)
             threadsPerThreadgroup:MTLSizeMake(k.threads(), 1, 1)];
     n_dispatched_++;

@@ -38,7 +38,7 @@ std::vector<KernelEntry> kernels() {
   add("round_rows", 6, kRoundThreads);
   add("verdict", 6, kRoundThreads);
   add("absorb_rows", 11, kRoundThreads);
-  add("draft_rows", 11, kSimdLanes);
+  add("draft_rows", 12, kSimdLanes);
   add("copy_drafts", 4, kRowThreads);
   add("draw_max", 4, kBlockThreads, kSamplerBlock);
   add("draw_blocks", 5, kBlockThreads, kSamplerBlock);
