@@ -65,7 +65,8 @@ SCHEMAS: list[Any] = [
     closed(name=WORD, children=several({"$ref": "#"}, 0, 1)),
     {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 2},
     {"type": "object", "patternProperties": {"^x[0-9]$": {"type": "null"}}, "additionalProperties": False},
-    closed(**{"": {"type": "null"}, 'quo"te': {"type": "null"}, "ünï": {"type": "null"}}),
+    {"type": "object", "properties": {"": {"const": 1}, 'quo"te': {}, "ünï": {"const": 2}},
+     "required": ["", "ünï"], "additionalProperties": False},
     closed(deep=several(several(several({"type": "null"}, 1, 1), 1, 1), 1, 1)),
     closed(a=several({"enum": ["x", "y"]}, 2, 3), b={"type": "number", "minimum": 1, "maximum": 2}),
 ]  # fmt: skip
