@@ -11,7 +11,8 @@
 // kPickThreads threads, 18 KB of threadgroup memory.
 //
 // Sums over the vocabulary run by ascending id in a block, and over blocks in order; sums over candidates in
-// their order. 1 <= n_valid <= kMaxDrawn. A NaN is never drawn.
+// their order. 1 <= n_valid <= kMaxDrawn. A NaN is never drawn, and
+// an id that a mask leaves out has the value NaN.
 #include "metal/lib/candidates.h"
 #include "metal/lib/math.h"
 
@@ -37,12 +38,13 @@ FLASHNEXT_CONSTANT uint kBlockSimdgroups = kBlockThreads / kSimdLanes;
   threadgroup float most_values[kBlockSimdgroups];
   threadgroup float most_logits[kBlockSimdgroups];
   threadgroup uint n_numbers[kBlockSimdgroups];
+  threadgroup uint n_drawable[kBlockSimdgroups];
   threadgroup uint changed_groups[kBlockSimdgroups];
   if (int(tgid.y) >= counts->n[p.count]) return;
   const Drawn r = drawn_row(draws[tgid.y], logits, p, tgid.y);
   const bool has_rules = r.has_rules();
   float value = -INFINITY, logit = -INFINITY;
-  uint numbers = 0, changed = 0;
+  uint numbers = 0, drawable = 0, changed = 0;
   // A simdgroup has 32 ids at a time: those of one bit.
   for (uint i = tid; i < kSamplerBlock; i += kBlockThreads) {
     const uint id = tgid.x * kSamplerBlock + i;
@@ -50,6 +52,7 @@ FLASHNEXT_CONSTANT uint kBlockSimdgroups = kBlockThreads / kSimdLanes;
     if (id < r.n_valid) {
       const float x = r.logits[id], y = has_rules ? r.apply_rules(id, applies) : x;
       numbers += isnan(x) ? 0 : 1;
+      drawable += isnan(y) ? 0 : 1;
       logit = x > logit ? x : logit;
       value = y > value ? y : value;
     }
@@ -58,10 +61,12 @@ FLASHNEXT_CONSTANT uint kBlockSimdgroups = kBlockThreads / kSimdLanes;
   value = simd_max(value);
   logit = simd_max(logit);
   numbers = simd_sum(numbers);
+  drawable = simd_sum(drawable);
   if (lane == 0) {
     most_values[sg] = value;
     most_logits[sg] = logit;
     n_numbers[sg] = numbers;
+    n_drawable[sg] = drawable;
     changed_groups[sg] = changed;
   }
   threadgroup_barrier(mem_flags::mem_threadgroup);
@@ -70,12 +75,14 @@ FLASHNEXT_CONSTANT uint kBlockSimdgroups = kBlockThreads / kSimdLanes;
     value = most_values[i] > value ? most_values[i] : value;
     logit = most_logits[i] > logit ? most_logits[i] : logit;
     numbers += n_numbers[i];
+    drawable += n_drawable[i];
     changed |= changed_groups[i];
   }
   device BlockMax& out = maxima[ulong(tgid.y) * r.n_blocks + tgid.x];
   out.value = value + 0.0;  // -0 is 0
   out.logit = logit + 0.0;
-  out.numbers = int(numbers);
+  out.numbers = short(numbers);
+  out.drawable = short(drawable);
   out.changed = changed;
 }
 
@@ -153,7 +160,7 @@ METAL_FUNC bool keeps(float distance, float min_p) {
   const uint start_id = best_id(r, maxima, plan.best, of_id, tid, kBlockThreads, lane, sg, kBlockSimdgroups);
   if (tid == 0 && plan.cuts_p) out.sum = add_in_order(terms, kSamplerBlock);
   const float start = noise(key, start_id), min_p = r.rules->min_p;
-  if (!maxima[tgid.x].numbers || !(plan.scale(maxima[tgid.x].value) >= start - kMaxNoise)) return;
+  if (!maxima[tgid.x].drawable || !(plan.scale(maxima[tgid.x].value) >= start - kMaxNoise)) return;
   float value = -INFINITY;
   uint id = ~0u;
   for (uint i = tid; i < kSamplerBlock && first + i < r.n_valid; i += kBlockThreads) {
@@ -180,7 +187,7 @@ struct Distances {
 
   METAL_FUNC float of(uint id) const { return scale(r.value(id, maxima[id / kSamplerBlock].changed)); }
   METAL_FUNC float most(uint block) const {
-    return maxima[block].numbers ? scale(maxima[block].value) : -INFINITY;
+    return maxima[block].drawable ? scale(maxima[block].value) : -INFINITY;
   }
 };
 
@@ -274,12 +281,12 @@ METAL_FUNC float reached_by(uint k, Distances values, threadgroup float* room, u
   if (tid == 0) *room = -INFINITY;
   threadgroup_barrier(mem_flags::mem_threadgroup);
   const uint n = values.r.n_blocks;
-  if (tid < n && values.maxima[tid].numbers) {
+  if (tid < n && values.maxima[tid].drawable) {
     const float own = values.most(tid);
     uint before = 0;
     for (uint b = 0; b < n; b++) {
       const float other = values.most(b);
-      before += values.maxima[b].numbers && (other > own || (other == own && b < tid)) ? 1 : 0;
+      before += values.maxima[b].drawable && (other > own || (other == own && b < tid)) ? 1 : 0;
     }
     if (before + 1 == k) *room = own;
   }

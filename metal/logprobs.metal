@@ -95,7 +95,8 @@ METAL_FUNC float log_probability(float x, float max, float log_sum) {
   }
   if (tid == 0) {
     const float nan = as_type<float>(kQuietNan);
-    chosen[tgid.x] = asked ? log_probability(r.logits[tokens[tgid.x]], best.value, log_sum) : nan;
+    const int token = tokens[tgid.x];
+    chosen[tgid.x] = asked && token >= 0 ? log_probability(r.logits[token], best.value, log_sum) : nan;
   }
   uint n = 0;
   if (asked) n = smaller(uint(smaller(r.rules->n_logprobs, kMaxTop)), best.n);

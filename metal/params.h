@@ -74,6 +74,8 @@ struct ReplyState {
                     // where nothing is penalized
   uint64_t bias;    // address of BiasEntry[n_bias], by ascending id
   uint64_t stops;   // address of int32[n_stops]: ids that end the reply
+  uint64_t masks;   // address of uint32[kMaxWindow, ceil(n_valid / 32)]: the ids that a grammar allows as the
+                    // token of position p, in row p modulo kMaxWindow, bit i % 32 of word i / 32; 0: all
   uint64_t seed;
   float temperature;  // as in Sampling (cpp/rounds/sampler.h)
   float top_p, min_p, presence, frequency, repetition;
@@ -332,7 +334,7 @@ struct Landed {
   int32_t copied;                  // they were copies
   int32_t first_logits;            // row of the logits that the first token was drawn from
   int32_t n_head, n_copied;        // drafts that were made behind it, by the head or as copies
-  int32_t tokens[kMaxWindow];      // -1: all logits were NaN
+  int32_t tokens[kMaxWindow];      // -1: all logits were NaN, or a grammar allowed no id
 };
 
 // round_rows: 0 windows io Window[n_windows], 1 counts out Counts, 2 sequences out Sequence[n_windows], 3
@@ -392,13 +394,14 @@ struct CopyDraftsParams {
 
 // The sampler: what tokens a pass draws, equal to `draw` and `logprobs` of cpp/rounds/sampler.h for every
 // bit. L rows of logits, one a DrawRow; B = ceil(n_valid / kSamplerBlock) blocks of ids. A value is a logit
-// after bias and penalties; its distance is (value - the row's largest value) / temperature, 0 for the
-// largest. Recorded in this order with barriers between (cpp/kernels/sampler.h). Rows are drawn in any
-// mixture.
+// after bias and penalties, and NaN where a grammar does not allow the id, so that it is never drawn; its
+// distance is (value - the row's largest value) / temperature, 0 for the largest. Recorded in this order with
+// barriers between (cpp/kernels/sampler.h). Rows are drawn in any mixture.
 struct DrawParams {
   uint32_t vocab;    // row stride
   uint32_t n_valid;  // ids at or beyond are never drawn
   uint32_t count;    // CountIndex of L
+  uint32_t masked;   // whether masks of grammars apply: not to drafts, whose masks are not known yet
 };
 
 // draw_max: 0 counts in, 1 draws in DrawRow[L], 2 logits in float[L, vocab], 3 maxima out BlockMax[L, B].
@@ -406,8 +409,9 @@ struct DrawParams {
 struct BlockMax {
   float value;       // largest of the block; -inf where all are NaN
   float logit;       // largest logit
-  int32_t numbers;   // ids that are not NaN
-  uint32_t changed;  // bit g: bias or penalties apply to an id of the block's 32 from 32 g on
+  int16_t numbers;   // ids whose logit is not NaN
+  int16_t drawable;  // and those of them that a grammar allows
+  uint32_t changed;  // bit g: bias, penalties or a mask apply to an id of the block's 32 from 32 g on
 };
 
 // draw_blocks: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 parts out BlockPart[L, B]. Grid
@@ -421,7 +425,7 @@ struct BlockPart {
 };
 
 // draw_pick: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 parts in, 5 out int32[L]: the token, -1
-// where all logits are NaN. Grid (L).
+// where all values are NaN. Grid (L).
 
 // logprob_sums: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 sums out float[L, B]. Grid (ceil(n_valid
 // / tile), L). Sum of e^(logit - the row's largest) by ascending id; 0 where the reply asks for no
@@ -430,7 +434,8 @@ struct BlockPart {
 // token_logprobs: 0 counts in, 1 draws in, 2 logits in, 3 maxima in, 4 sums in, 5 tokens in int32[L], 6
 // chosen out float[L], 7 top ids out int32[L, kMaxTop], 8 top values out float[L, kMaxTop]. Grid (L). Under
 // the unmodified logits, likeliest first, then the lower id; NaN and id -1 for what was not asked for, and
-// all NaN where the largest logit is infinite.
+// all NaN where the largest logit is infinite. A token
+// of -1 gives NaN.
 
 // logits_hash: 0 counts in, 1 logits in, 2 out uint64[L]. Grid (L). The sum over ids below n_valid of
 // splitmix64(id * 2^32 + bits of the logit), modulo 2^64.

@@ -28,8 +28,9 @@ using Tokens = std::vector<int32_t>;
 // Token, its log-probability, the likeliest ids with theirs, hash of the logits.
 using DrawnOnDevice = std::tuple<int32_t, float, std::vector<std::pair<int32_t, float>>, uint64_t>;
 
-// A row to draw: rules, position, tokens of the prompt, of the reply as far as counted, and further ones.
-using RowToDraw = std::tuple<Sampling, int32_t, Tokens, Tokens, Tokens>;
+// A row to draw: rules, position, tokens of the prompt, of the reply as far as counted, and further ones;
+// words of the mask, none for no mask.
+using RowToDraw = std::tuple<Sampling, int32_t, Tokens, Tokens, Tokens, std::vector<uint32_t>>;
 
 // Device memory that lives as long as this does.
 class Memory {
@@ -87,7 +88,7 @@ std::vector<DrawnOnDevice> draw_rows(const DeviceRef& device, const LogitRows& l
   auto* reply = memory.take<ReplyState>(L, &replies);
   auto* draw = memory.take<DrawRow>(L, &draws);
   for (size_t i = 0; i < L; ++i) {
-    const auto& [sampling, position, prompt, counted, uncounted] = rows[i];
+    const auto& [sampling, position, prompt, counted, uncounted, mask] = rows[i];
     const Tokens* const known[] = {&prompt, &counted, &uncounted};
     for (const Tokens* of : known) {
       if (std::any_of(of->begin(), of->end(), [&](int32_t t) { return t < 0 || t >= n_valid; })) {
@@ -97,6 +98,16 @@ std::vector<DrawnOnDevice> draw_rows(const DeviceRef& device, const LogitRows& l
     sampling.check(n_valid);
     const auto n_counted = position - static_cast<int32_t>(uncounted.size());
     reply[i] = reply_of(sampling, prompt, counted, uncounted, n_counted, n_valid, memory);
+    if (const size_t n_words = (static_cast<size_t>(n_valid) + 31) / 32; !mask.empty()) {
+      if (mask.size() != n_words) {
+        throw InvalidArgument("draw_rows: row " + std::to_string(i) + " has a mask of " +
+                              std::to_string(mask.size()) + " words, expected " + std::to_string(n_words));
+      }
+      Slice masks;
+      auto* words = memory.take<uint32_t>(kMaxWindow * n_words, &masks);
+      std::copy(mask.begin(), mask.end(), words + static_cast<size_t>(position % kMaxWindow) * n_words);
+      reply[i].masks = masks.address();
+    }
     draw[i] = {replies.address() + i * sizeof(ReplyState), position, n_counted};
   }
   memory.take<Counts>(1, &counts)->n[kCountLogits] = static_cast<int32_t>(L);
@@ -112,7 +123,7 @@ std::vector<DrawnOnDevice> draw_rows(const DeviceRef& device, const LogitRows& l
   Batch batch;
   batch.counts = counts;
   batch.max_logits = bound;
-  const DrawParams p = {static_cast<uint32_t>(vocab), n, kCountLogits};
+  const DrawParams p = {static_cast<uint32_t>(vocab), n, kCountLogits, 1};
   const SamplerScratch scratch = SamplerScratch::in(block, bound, n);
   {
     const nb::gil_scoped_release release;
@@ -148,7 +159,8 @@ void bind_testing_sampler(nb::module_& m) {
   m.def(
       "draw_rows", &draw_rows, "device"_a, "logits"_a, "n_valid"_a, "rows"_a,
       "Draw a token for each row of logits on the device; a row is (sampling, position, prompt, reply as far "
-      "as counted, further reply tokens). Returns (token, logprob, [(id, logprob)], hash) of each.");
+      "as counted, further reply tokens, words of the mask or none). Returns (token, logprob, [(id, "
+      "logprob)], hash) of each.");
 }
 
 }  // namespace flashnext

@@ -111,7 +111,7 @@ void Model::record_drafts(CommandBuffer& cb, uint32_t n_windows, const PassBound
     Batch b;
     b.counts = t.counts;
     b.max_logits = n_logits;
-    record_draw(cb, b, t.draws, t.drafted, n_valid);
+    record_draw(cb, b, t.draws, t.drafted, n_valid, false);
     launch_.draft_rows(cb, t, step + 1 < n_drafts ? steps[step + 1] : HeadTables(), steps[0].replies,
                        n_windows);
     cb.barrier();

@@ -146,7 +146,8 @@ class Model : public std::enable_shared_from_this<Model> {
                         const PassBounds& bounds) const;
   void record_experts(CommandBuffer& cb, const Batch& b, Slice streams, const Layer& layer) const;
   void record_choice(CommandBuffer& cb, const Batch& b, Slice streams, const HyperConnection& mixer) const;
-  void record_draw(CommandBuffer& cb, const Batch& b, Slice draws, Slice drawn, uint32_t n_valid) const;
+  void record_draw(CommandBuffer& cb, const Batch& b, Slice draws, Slice drawn, uint32_t n_valid,
+                   bool masked) const;
   void record_head(CommandBuffer& cb, const HeadTables& t, Slice from, const PassBounds& bounds,
                    uint32_t n_logits) const;
   void record_ple(CommandBuffer& cb, const Batch& b, const Ple& ple) const;

@@ -31,11 +31,12 @@ void Model::record_round_rows(CommandBuffer& cb, int slot, uint32_t n_windows) c
   cb.barrier();
 }
 
-void Model::record_draw(CommandBuffer& cb, const Batch& b, Slice draws, Slice drawn, uint32_t n_valid) const {
+void Model::record_draw(CommandBuffer& cb, const Batch& b, Slice draws, Slice drawn, uint32_t n_valid,
+                        bool masked) const {
   flashnext::record_draw(
       cb, launch_, b, draws, logits_,
       SamplerScratch::in(draw_scratch_, u(static_cast<size_t>(options_.max_round)), n_valid), drawn,
-      {u(static_cast<size_t>(config_.vocab_size)), n_valid, kCountLogits});
+      {u(static_cast<size_t>(config_.vocab_size)), n_valid, kCountLogits, masked});
   cb.barrier();
 }
 
@@ -43,10 +44,10 @@ void Model::record_verdict(CommandBuffer& cb, Tables tables, int slot, uint32_t 
                            const Wanted& wanted, uint32_t n_valid) const {
   const Slot& s = slots_[static_cast<size_t>(slot)];
   const Slice draws = (tables == Tables::kHost ? host_ : round_).draws;
-  const DrawParams p = {u(static_cast<size_t>(config_.vocab_size)), n_valid, kCountLogits};
+  const DrawParams p = {u(static_cast<size_t>(config_.vocab_size)), n_valid, kCountLogits, 1};
   Batch b = batch(tables, {});
   b.max_logits = n_logits;
-  record_draw(cb, b, draws, drawn_, n_valid);
+  record_draw(cb, b, draws, drawn_, n_valid, true);
   if (wanted.logprobs) {
     record_logprobs(cb, launch_, b, draws, logits_,
                     SamplerScratch::in(draw_scratch_, u(static_cast<size_t>(options_.max_round)), n_valid),
@@ -69,7 +70,7 @@ void Model::record_verdict(CommandBuffer& cb, Tables tables, int slot, uint32_t 
 
 void Model::record_scores(CommandBuffer& cb, int slot, uint32_t n_logits, uint32_t n_valid) const {
   const Slot& s = slots_[static_cast<size_t>(slot)];
-  const DrawParams p = {u(static_cast<size_t>(config_.vocab_size)), n_valid, kCountLogits};
+  const DrawParams p = {u(static_cast<size_t>(config_.vocab_size)), n_valid, kCountLogits, 0};
   const SamplerScratch scratch =
       SamplerScratch::in(draw_scratch_, u(static_cast<size_t>(options_.max_round)), n_valid);
   Batch b = batch(Tables::kHost, {});

@@ -19,8 +19,9 @@ double ms_between(std::chrono::steady_clock::time_point a, std::chrono::steady_c
 
 }  // namespace
 
-Driver::Driver(std::shared_ptr<Model> model, int n_valid, const DriverOptions& options)
-    : runner_(std::move(model), n_valid, options.serial_drafts), options_(options) {
+Driver::Driver(std::shared_ptr<Model> model, int n_valid, const DriverOptions& options,
+               WriteMasks write_masks)
+    : runner_(std::move(model), n_valid, options.serial_drafts, std::move(write_masks)), options_(options) {
   if (options.row_limit < 1 || options.row_limit > runner_.max_round()) {
     throw InvalidArgument("round rows are " + std::to_string(options.row_limit) + ", expected 1 to " +
                           std::to_string(runner_.max_round()));

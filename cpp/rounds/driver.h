@@ -46,7 +46,8 @@ struct DriverCounts {
 // All methods but wake(), counts() and prices() are for one thread, the engine's.
 class Driver {
  public:
-  Driver(std::shared_ptr<Model> model, int n_valid, const DriverOptions& options);
+  Driver(std::shared_ptr<Model> model, int n_valid, const DriverOptions& options,
+         WriteMasks write_masks = {});
   // Waits for what is in flight.
   ~Driver();
   Driver(const Driver&) = delete;

@@ -281,6 +281,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
     const Reply& reply = *entry.reply;
     wanted.logprobs |= reply.options.sampling.logprobs >= 0;
     fill_counts(*p.session, reply, length);
+    if (reply.masks) write_masks(reply, length, {}, {});
     const int32_t last_row = first_rows[i] + n - 1;
     const int most = std::clamp(std::max(p.drafts.head, p.drafts.copied), 0, max_window() - 1);
     const int room = std::clamp(p.session->reserve(length + most) - length, 0, most);

@@ -86,6 +86,13 @@ void Runner::begin(Session& session, const ReplyOptions& options) {
   } else {
     r.counts = 0;
   }
+  if (options.grammar != 0) {
+    if (!write_masks_) throw InvalidArgument("reply: it has a grammar, and nobody knows any");
+    reply->masks = device.allocate(kMaxWindow * mask_words() * sizeof(uint32_t));
+    r.masks = reply->masks->address();
+  } else {
+    r.masks = 0;
+  }
   r.n_drafts = r.copied = r.ended = 0;
   reply->has_head = model_->has_head() && follows_prompt(session);
   r.has_head = reply->has_head;

@@ -10,7 +10,7 @@ namespace flashnext {
 
 struct Runner::Reply final : Session::Attachment {
   ReplyOptions options;
-  BufferRef counts, bias, stops;  // of ReplyState
+  BufferRef counts, bias, stops, masks;  // of ReplyState
   bool has_head = false;
   DraftCounts draft_counts;
 };

@@ -9,11 +9,13 @@
 
 namespace flashnext {
 
-Runner::Runner(std::shared_ptr<Model> model, int n_valid, bool serial_drafts)
+Runner::Runner(std::shared_ptr<Model> model, int n_valid, bool serial_drafts, WriteMasks write_masks)
     : model_(std::move(model)),
       n_valid_(n_valid),
       serial_drafts_(serial_drafts),
-      done_(model_->device()->event()) {
+      write_masks_(std::move(write_masks)),
+      done_(model_->device()->event()),
+      masked_(model_->device()->event()) {
   if (n_valid < 1 || n_valid > model_->config().vocab_size) {
     throw InvalidArgument("runner: n_valid is " + std::to_string(n_valid) +
                           ", expected 1 to the vocabulary size " +
@@ -45,6 +47,7 @@ void Runner::commit(CommandBuffer& cb, Pass pass) {
   cb.signal(done_, pass.value);
   cb.commit();
   passes_.push_back(std::move(pass));
+  ++n_passes_;
   next_slot_ = (next_slot_ + 1) % Model::kSlots;
 }
 
@@ -65,6 +68,16 @@ std::exception_ptr Runner::run_so_far(std::unique_ptr<CommandBuffer>& cb) {
 
 int Runner::commit_round(std::span<const RoundPart> parts) {
   if (in_flight() == kMost) throw Error("round: too many passes are in flight");
+  if (serial_drafts_ && write_masks_) {
+    // The first part of the round is waited for below, so its masks have to be there: the pass in front of it
+    // lands first.
+    const auto has_grammar = [](const RoundPart& p) {
+      const auto reply = std::static_pointer_cast<Reply>(p.session->attached());
+      return reply && reply->masks;
+    };
+    if (in_flight() && std::any_of(parts.begin(), parts.end(), has_grammar)) return 0;
+    mask_next();
+  }
   Pass pass;
   pass.slot = next_slot_;
   pass.hashes = wanted_.hashes;
@@ -73,6 +86,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   PassBounds bounds;
   int most_drafts = 0;
   Model::Wanted wanted = wanted_;
+  bool masked = false;
   const auto n_sequences =
       std::count_if(parts.begin(), parts.end(), [](const RoundPart& p) { return !p.session->closed(); });
   if (n_sequences > std::min(model_->options().max_sequences, max_round())) {
@@ -97,6 +111,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
     begun.sessions.push_back(p.session);
     const std::shared_ptr<Reply> reply = reply_of(*p.session);
     wanted.logprobs |= reply->options.sampling.logprobs >= 0;
+    masked |= reply->masks != nullptr;
     spare -= n_rows - 1;
     const int n_drafts = std::min(p.drafts.head, n_ahead), n_copied = std::min(p.drafts.copied, n_ahead);
     most_drafts = std::max(most_drafts, n_drafts);
@@ -113,6 +128,7 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   model_->record_round_rows(*cb, pass.slot, bounds.n_sequences);
   model_->record_rows(*cb, Model::Tables::kRound, bounds);
   model_->record_logits(*cb, Model::Tables::kRound, bounds.n_rows);
+  if (masked) cb->wait(masked_, n_passes_);
   model_->record_verdict(*cb, Model::Tables::kRound, pass.slot, bounds.n_sequences, bounds.n_rows, wanted,
                          n_valid);
   if (model_->has_head()) {
@@ -126,6 +142,46 @@ int Runner::commit_round(std::span<const RoundPart> parts) {
   commit(*cb, std::move(pass));
   begun.sessions.clear();
   return n;
+}
+
+// Its state and its drafts stand still until the masks are written: no round draws before.
+Runner::Unmasked Runner::unmasked(Session& session, const std::shared_ptr<Reply>& reply,
+                                  std::span<const Drawn> drawn) {
+  const ReplyState& r = session.reply();
+  const int n_drafts = std::clamp(std::max(r.n_drafts, r.known - r.length - 1), 0, kMaxWindow - 1);
+  const auto first = session.text().begin() + r.length + 1;
+  Unmasked found = {reply, r.length + 1, {}, {first, first + n_drafts}};
+  for (const Drawn& token : drawn) found.drawn.push_back(token.token);
+  return found;
+}
+
+// Writes the masks of what replies draw next, those that landed last, and lets the round that waits for them
+// draw.
+void Runner::mask_next() {
+  for (const Unmasked& u : std::exchange(unmasked_, {})) write_masks(*u.reply, u.position, u.drawn, u.drafts);
+  if (masked_->value() < n_landed_) masked_->signal(n_landed_);
+}
+
+// position: of the first token to draw.
+void Runner::write_masks(const Reply& reply, int position, std::span<const int32_t> drawn,
+                         std::span<const int32_t> drafts) {
+  const size_t n_words = mask_words();
+  std::vector<uint32_t> masks;
+  try {
+    masks.resize((1 + drafts.size()) * n_words);
+    write_masks_(reply.options.grammar, drawn, drafts, masks);
+  } catch (...) {  // whoever made the grammar knows why; here the reply ends
+    masks.clear();
+  }
+  auto* const rows = reinterpret_cast<uint32_t*>(reply.masks->host());
+  for (size_t i = 0; i <= drafts.size(); ++i) {
+    uint32_t* const row = rows + (static_cast<size_t>(position) + i) % kMaxWindow * n_words;
+    if (masks.empty()) {
+      std::fill_n(row, n_words, 0);
+    } else {
+      std::copy_n(masks.begin() + static_cast<ptrdiff_t>(i * n_words), n_words, row);
+    }
+  }
 }
 
 Logprobs Runner::logprobs(const Model::Results& results, size_t row) {
@@ -158,6 +214,7 @@ std::vector<LandedPart> Runner::land() {
     for (LandedPart& part : std::exchange(left_out_, {})) out.push_back(std::move(part));
     return std::move(out);
   };
+  mask_next();
   if (passes_.empty()) return with_left_out();
   Pass pass = std::move(passes_.front());
   passes_.pop_front();
@@ -175,6 +232,7 @@ std::vector<LandedPart> Runner::land() {
       for (; first < entries.size(); ++first) entries[first].session->fail();
     }
   } unended = {pass.entries};
+  ++n_landed_;
   for (Pass::Entry& e : pass.entries) {
     LandedPart part;
     part.session = e.session;
@@ -192,6 +250,9 @@ std::vector<LandedPart> Runner::land() {
       if (landed && !closed) {
         Reply& reply = *e.reply;
         part.tokens = drawn(results, e.window, reply, pass.hashes);
+        if (reply.masks && !part.tokens.empty() && !landed->ended) {
+          unmasked_.push_back(unmasked(*e.session, e.reply, part.tokens));
+        }
         part.ended = landed->ended;
         part.n_head = landed->n_head;
         part.n_copied = landed->n_copied;

@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -38,6 +39,16 @@ struct MostDrafts {
   int head = 0, copied = 0;
 };
 
+// Which ids the grammars of replies allow. Called between passes by whoever runs them, so that a device that
+// has the next round already computes its forward meanwhile. Nothing that it does may wait for a pass.
+//
+// grammar: of ReplyOptions. drawn: what its last pass drew, empty before the first token; each call goes on
+// where the one before ended. drafts: what stands behind the last of them. masks: room for a row of words for
+// the token behind `drawn` and for those behind each draft, zeroed: bit i % 32 of word i / 32 allows id i. A
+// row without any ends the reply. An exception leaves all rows without.
+using WriteMasks = std::function<void(int64_t grammar, std::span<const int32_t> drawn,
+                                      std::span<const int32_t> drafts, std::span<uint32_t> masks)>;
+
 // How a reply is made.
 struct ReplyOptions {
   Sampling sampling;
@@ -46,6 +57,7 @@ struct ReplyOptions {
   int end = 0;                    // positions of prompt and reply together at which it ends; 0: the context's
   std::vector<int32_t> known;     // tokens of the reply that rounds will draw again
   MostDrafts most = {};           // of a round, for those who ask most_drafts()
+  int64_t grammar = 0;            // that says which ids may be drawn, by a number of WriteMasks; 0: none
 };
 
 // What rounds over a session keep to.
@@ -100,8 +112,9 @@ struct LandedPart {
 class Runner {
  public:
   // n_valid: token ids at or beyond it (padding of the vocabulary) are never drawn.
-  // serial_drafts: drafts are made when the host has seen the verdict.
-  Runner(std::shared_ptr<Model> model, int n_valid, bool serial_drafts = false);
+  // serial_drafts: drafts are made when the host has seen the verdict. write_masks: for replies with
+  // grammars.
+  Runner(std::shared_ptr<Model> model, int n_valid, bool serial_drafts = false, WriteMasks write_masks = {});
   ~Runner();
 
   const Model& model() const { return *model_; }
@@ -117,13 +130,14 @@ class Runner {
   // landed with their error. Throws InvalidArgument where together they are too many.
   void commit_prompt(std::span<const ChunkPart> parts);
   // Commits a round. Returns how many sequences take part; without any nothing is committed. Those that do
-  // not are landed: with short_of_pages or their error.
+  // not are landed: with short_of_pages or their error. With serial drafts and grammars nothing is committed
+  // either while a pass is in flight.
   int commit_round(std::span<const RoundPart> parts);
   // Passes in flight; at most kMost.
   int in_flight() const { return static_cast<int>(passes_.size()); }
   static constexpr int kMost = Model::kSlots - 1;
   // Waits for the oldest pass in flight. Returns what it came to, and what was left out since the last call;
-  // nothing where nothing is in flight.
+  // nothing where nothing is in flight. Writes the masks that the pass waits for first.
   std::vector<LandedPart> land();
 
   // Reads one prompt chunk. With `last`, draws the first reply token, and up to n_drafts drafts for the first
@@ -179,7 +193,20 @@ class Runner {
     int last_row;                 // of the pass, whose streams the session carries on
   };
 
+  // A reply with a grammar whose pass has landed: it draws the token of `position` next.
+  struct Unmasked {
+    std::shared_ptr<Reply> reply;
+    int position;
+    std::vector<int32_t> drawn, drafts;
+  };
+
   static std::shared_ptr<Reply> reply_of(const Session& session);
+  size_t mask_words() const { return (static_cast<size_t>(n_valid_) + 31) / 32; }
+  static Unmasked unmasked(Session& session, const std::shared_ptr<Reply>& reply,
+                           std::span<const Drawn> drawn);
+  void mask_next();
+  void write_masks(const Reply& reply, int position, std::span<const int32_t> drawn,
+                   std::span<const int32_t> drafts);
   void check_ids(std::span<const int32_t> ids) const;
   void check(std::span<const Part> parts) const;
   void check_marks(const ChunkPart& part) const;
@@ -203,8 +230,12 @@ class Runner {
   std::shared_ptr<Model> model_;
   int n_valid_;
   bool serial_drafts_;
+  WriteMasks write_masks_;
   Model::Wanted wanted_;
   EventRef done_;
+  EventRef masked_;  // passes whose masks, those of the tokens behind what they drew, are written
+  uint64_t n_passes_ = 0, n_landed_ = 0;
+  std::vector<Unmasked> unmasked_;
   uint64_t n_committed_ = 0;
   int next_slot_ = 0;
   std::deque<Pass> passes_;

@@ -16,8 +16,9 @@ struct Drawn {
   device const int* reply;
   device const int* uncounted;  // further reply tokens
   int n_uncounted, position;
+  device const uint* mask;  // ids that may be drawn; null for all
 
-  METAL_FUNC bool has_rules() const { return rules->n_bias > 0 || reply; }
+  METAL_FUNC bool has_rules() const { return rules->n_bias > 0 || reply || mask; }
 
   // The first bias entry of an id at or above `id`.
   METAL_FUNC int bias_from(uint id) const {
@@ -33,8 +34,12 @@ struct Drawn {
     return low;
   }
 
-  // The logit after bias and penalties; whether one applies.
+  // The logit after bias and penalties, NaN where the mask leaves the id out; whether one applies.
   METAL_FUNC float apply_rules(uint id, thread bool& applies) const {
+    if (mask && !(mask[id / 32] >> (id % 32) & 1)) {
+      applies = true;
+      return as_type<float>(0x7fc00000u);
+    }
     float x = logits[id];
     applies = false;
     for (int i = bias_from(id); i < rules->n_bias && uint(bias[i].id) == id; i++) {
@@ -72,7 +77,12 @@ METAL_FUNC Drawn drawn_row(device const DrawRow& draw,
   r.prompt = r.reply = r.uncounted = nullptr;
   r.n_uncounted = 0;
   r.position = draw.position;
+  r.mask = nullptr;
   device const ReplyState& s = *r.rules;
+  if (s.masks && p.masked) {
+    r.mask =
+        at<const uint>(s.masks) + ulong(uint(draw.position) % uint(kMaxWindow)) * ((p.n_valid + 31) / 32);
+  }
   if (s.counts && (s.presence != 0 || s.frequency != 0 || s.repetition != 1)) {
     r.prompt = at<const int>(s.counts);
     r.reply = r.prompt + p.n_valid;
@@ -116,7 +126,7 @@ METAL_FUNC Best best_of(float value, uint id, uint n, BestMemory s, uint lane, u
   return best;
 }
 
-// The largest value (or logit) of a row: its first block that has it, and the row's ids that are not NaN.
+// The largest value (or logit) of a row: its first block that has it, and how many are not NaN.
 // Blocks are at most as many as threads.
 METAL_FUNC Best row_max(device const BlockMax* maxima,
                         uint n_blocks,
@@ -128,10 +138,11 @@ METAL_FUNC Best row_max(device const BlockMax* maxima,
                         uint n_simdgroups) {
   float value = -INFINITY;
   uint id = ~0u, n = 0;
-  if (tid < n_blocks && maxima[tid].numbers) {
+  const uint numbers = tid >= n_blocks ? 0u : uint(of_logits ? maxima[tid].numbers : maxima[tid].drawable);
+  if (numbers) {
     value = of_logits ? maxima[tid].logit : maxima[tid].value;
     id = tid;
-    n = uint(maxima[tid].numbers);
+    n = numbers;
   }
   return best_of(value, id, n, s, lane, sg, n_simdgroups);
 }

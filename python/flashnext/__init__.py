@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from flashnext.engine.events import Event, Reply
     from flashnext.engine.many import BatchItem, Outcome
     from flashnext.engine.sampling import Sampling
+    from flashnext.grammar import Grammar
     from flashnext.text.template import TemplateOptions
 
 __all__ = [
     "BatchItem",
     "Engine",
     "Event",
+    "Grammar",
     "Outcome",
     "Reply",
     "Sampling",
@@ -30,6 +32,7 @@ _HOMES = {
     "BatchItem": "flashnext.engine.many",
     "Engine": "flashnext.engine.engine",
     "Event": "flashnext.engine.events",
+    "Grammar": "flashnext.grammar",
     "Outcome": "flashnext.engine.many",
     "Reply": "flashnext.engine.events",
     "Sampling": "flashnext.engine.sampling",

@@ -241,8 +241,8 @@ def test_a_draw_from_a_row_with_one_bit_more_is_caught(references: References) -
     prompt = reference.prompts[request.prompt]
     row = reference.runner.forward([(session, prompt, False)])[0][-1:]
     session.close()
-    to_draw: list[tuple[_core.Sampling, int, list[int], list[int], list[int]]] = [
-        (request.rules(), len(prompt), prompt.tolist(), [], [])
+    to_draw: list[tuple[_core.Sampling, int, list[int], list[int], list[int], list[int]]] = [
+        (request.rules(), len(prompt), prompt.tolist(), [], [], [])
     ]
     device, vocab = reference.loaded.device, row.shape[1]
     token, _, _, hash_ = _core.testing.draw_rows(device, row, vocab, to_draw)[0]

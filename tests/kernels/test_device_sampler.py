@@ -37,12 +37,16 @@ class Row:
     prompt: list[int] = field(default_factory=list)
     reply: list[int] = field(default_factory=list)
     uncounted: list[int] = field(default_factory=list)
+    mask: npt.NDArray[np.bool_] | None = None  # the ids that a grammar allows
 
     def expected(self, n_valid: int) -> int:
-        if np.isnan(self.logits[:n_valid]).all():
+        logits = self.logits.copy()
+        if self.mask is not None:
+            logits[:n_valid][~self.mask[:n_valid]] = np.nan
+        if np.isnan(logits[:n_valid]).all():
             return -1
         return core.testing.draw(
-            self.logits,
+            logits,
             n_valid,
             core.Sampling(**self.rules),
             self.position,
@@ -54,8 +58,21 @@ class Row:
 def on_device(
     path: str, rows: list[Row], n_valid: int
 ) -> list[tuple[int, float, list[tuple[int, float]], int]]:
-    given = [(core.Sampling(**r.rules), r.position, r.prompt, r.reply, r.uncounted) for r in rows]
+    given = [
+        (core.Sampling(**r.rules), r.position, r.prompt, r.reply, r.uncounted, words_of(r.mask, n_valid))
+        for r in rows
+    ]
     return core.testing.draw_rows(device(path), np.stack([r.logits for r in rows]), n_valid, given)
+
+
+def words_of(mask: npt.NDArray[np.bool_] | None, n_valid: int) -> list[int]:
+    """A mask as the core takes it; none for no mask."""
+    if mask is None:
+        return []
+    padded = np.zeros(-(-n_valid // 32) * 32, bool)
+    padded[:n_valid] = mask[:n_valid]
+    words: list[int] = np.packbits(padded, bitorder="little").view(np.uint32).tolist()
+    return words
 
 
 def same_bits(found: float, expected: float) -> bool:
@@ -71,11 +88,11 @@ def check(path: str, rows: list[Row], n_valid: int, note: str) -> None:
         where = f"{note}, row {i} of {len(rows)}, {n_valid} ids, {row.rules}"
         assert token == row.expected(n_valid), where
         n_top = row.rules.get("logprobs", -1)
-        if n_top < 0 or token < 0:
+        if n_top < 0 or np.isnan(row.logits[:n_valid]).all():
             assert np.isnan(chosen) and top == [], where
         else:
-            value, listed = core.testing.logprobs(row.logits, n_valid, token, min(n_top, MAX_TOP))
-            assert same_bits(chosen, value), where
+            value, listed = core.testing.logprobs(row.logits, n_valid, max(token, 0), min(n_top, MAX_TOP))
+            assert same_bits(chosen, value) if token >= 0 else np.isnan(chosen), where
             assert [t for t, _ in top] == [t for t, _ in listed], where
             assert all(same_bits(x, y) for (_, x), (_, y) in zip(top, listed, strict=True)), where
         assert digest == hash_of(row.logits[:n_valid]), where
@@ -154,6 +171,11 @@ def random_row(rng: np.random.Generator, vocab: int, n_valid: int) -> Row:
     if rng.random() < 0.5:
         likely = int(np.nan_to_num(logits[:n_valid], nan=-np.inf).argmax())
         (reply if rng.random() < 0.5 else uncounted).append(likely)
+    mask = None
+    if rng.random() < 0.4:
+        mask = rng.random(vocab) < rng.choice([0.0, 2 / vocab, 0.1, 0.5, 0.99])
+        at = int(rng.integers(0, vocab))
+        mask[at : at + BLOCK] = rng.random() < 0.5
     return Row(
         logits,
         random_rules(rng, n_valid),
@@ -161,6 +183,7 @@ def random_row(rng: np.random.Generator, vocab: int, n_valid: int) -> Row:
         tokens(30),
         reply,
         uncounted,
+        mask,
     )
 
 
@@ -201,6 +224,20 @@ def test_rows_of_the_real_vocabulary_equal_the_reference(path: str, seed: int) -
         for r in rules
     ]
     check(path, rows, n_valid, f"seed {seed}")
+
+
+@each_path
+def test_a_row_whose_mask_allows_nothing_draws_no_token(path: str) -> None:
+    logits = np.arange(1500, dtype=np.float32)
+    none, one = np.zeros(1500, bool), np.arange(1500) == 77
+    rows = [
+        Row(logits, {"temperature": t, "logprobs": 2, **r}, 5, mask=mask)
+        for mask in (none, one)
+        for t in (0.0, 1.0)
+        for r in ({}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5})
+    ]
+    check(path, rows, 1500, "masked")
+    assert [token for token, *_ in on_device(path, rows, 1500)] == [-1] * 8 + [77] * 8
 
 
 @each_path

@@ -237,7 +237,8 @@ def test_the_model_is_listed_with_its_window(client: openai.OpenAI) -> None:
     found: Any = client.models.retrieve(MODEL).to_dict()
     assert listed.pop("prefix_cache").keys() == found.pop("prefix_cache").keys()  # counts, which go on
     assert listed == found
-    assert model.capabilities["tools"] and model.loaded and model.quantization["bits"] == [6]
+    assert model.capabilities["json_schema"] and model.capabilities["tools"]
+    assert model.loaded and model.quantization["bits"] == [6]
     with pytest.raises(openai.NotFoundError, match="gpt-9"):
         client.models.retrieve("gpt-9")
 

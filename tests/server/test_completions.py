@@ -227,7 +227,7 @@ def test_parts_of_a_character_do_not_overwrite_each_other(client: openai.OpenAI)
         ({"max_tokens": 999999999}, "max_tokens"),
         ({"echo": "yes"}, "echo"),
         ({"echo": True, "logprobs": 20, "n": 16, "prompt": [5] * 600}, "prompt"),
-        ({"guided_json": {}}, "guided_json"),
+        ({"guided_json": {"type": "strng"}}, "guided_json"),
     ],
     ids=lambda value: json.dumps(value)[:40],
 )

@@ -63,7 +63,8 @@ BlockMax max_of(const BlockValues& v) {
   float most = lanes[0];
   for (const float x : lanes) most = x > most ? x : most;
   most += 0.0f;  // -0 is 0, whichever came first
-  return {most, most, static_cast<int32_t>(n - n_nan), 0};
+  const auto numbers = static_cast<int16_t>(n - n_nan);
+  return {most, most, numbers, numbers, 0};
 }
 
 void draw_max(const Task& t) {
@@ -77,7 +78,10 @@ void draw_max(const Task& t) {
     if (!r.has_rules()) continue;
     const BlockValues v = copied_logits(r, b, room);
     out[b].changed = apply_rules(r, v.first, v.n, ~0u, room);
-    if (out[b].changed) out[b].value = max_of(v).value;
+    if (!out[b].changed) continue;
+    const BlockMax after = max_of(v);
+    out[b].value = after.value;
+    out[b].drawable = after.drawable;
   }
 }
 
@@ -162,7 +166,7 @@ void sum_weights(const DrawnRow& r, const BlockMax* maxima, const Scale& scale, 
   float* terms = room + kBlock;
   for (uint32_t b = 0; b < n; ++b, terms += kBlock) {
     const BlockMax& m = maxima[first + b];
-    const bool any = m.numbers && scale(m.value) >= -87.0f;
+    const bool any = m.drawable && scale(m.value) >= -87.0f;
     const BlockValues v = any ? block_values(r, first + b, m.changed, room) : BlockValues{};
     for (uint32_t i = 0; i < v.padded(); i += kLanes) store(terms + i, exact_exp(scale(load(v.x + i))));
     std::memset(terms + v.padded(), 0, (kBlock - v.padded()) * sizeof *terms);
@@ -189,7 +193,7 @@ void draw_blocks(const Task& t) {
   Winner start = {noise_key(r.rules->seed, r.position)};
   start.consider(0, best_id(r, maxima, plan.best, room));
   for (uint32_t b = first; b < first + n; ++b) {
-    if (!maxima[b].numbers || !(plan.scale(maxima[b].value) >= start.value - kMaxNoise)) continue;
+    if (!maxima[b].drawable || !(plan.scale(maxima[b].value) >= start.value - kMaxNoise)) continue;
     noisy_best(block_values(r, b, maxima[b].changed, room), maxima[b].value, plan.scale, *r.rules, start,
                out[b]);
   }
@@ -200,7 +204,7 @@ void gather(const DrawnRow& r, const BlockMax* maxima, const Scale& scale, float
             float* room) {
   to.clear();
   for (uint32_t b = 0; b < r.n_blocks; ++b) {
-    if (!maxima[b].numbers || !(scale(maxima[b].value) >= floor)) continue;
+    if (!maxima[b].drawable || !(scale(maxima[b].value) >= floor)) continue;
     const BlockValues v = block_values(r, b, maxima[b].changed, room);
     for (uint32_t i = 0; i < v.padded(); i += kLanes) {
       const F distance = scale(load(v.x + i));
@@ -257,7 +261,7 @@ bool walk(Descending& c, uint32_t limit, float goal, float min_p, Winner& best, 
 float reached_by(uint32_t n, const DrawnRow& r, const BlockMax* maxima, const Scale& scale, Descending& c) {
   c.clear();
   for (uint32_t b = 0; b < r.n_blocks; ++b) {
-    if (maxima[b].numbers) c.add(scale(maxima[b].value), static_cast<int32_t>(b));
+    if (maxima[b].drawable) c.add(scale(maxima[b].value), static_cast<int32_t>(b));
   }
   const uint32_t size = c.size();
   if (size < n) {
@@ -292,7 +296,7 @@ Side compare_before(const DrawnRow& r, const BlockMax* maxima, const Scale& scal
                     float goal, float* room) {
   double sum = 0, n = 0;
   for (uint32_t b = 0; b < r.n_blocks; ++b) {
-    if (!maxima[b].numbers || !(scale(maxima[b].value) >= distance)) continue;
+    if (!maxima[b].drawable || !(scale(maxima[b].value) >= distance)) continue;
     const BlockValues v = block_values(r, b, maxima[b].changed, room);
     F part = zero();
     for (uint32_t i = 0; i < v.padded(); i += kLanes) {

@@ -83,7 +83,8 @@ void token_logprobs(const Task& t) {
     const float v = (x - best.max) - log_sum + 0.0f;  // -0 is 0
     return sound && v == v ? v : quiet_nan();
   };
-  *chosen = value(r.logits[t.slot<const int32_t>(5)[t.x]]);
+  const int32_t token = t.slot<const int32_t>(5)[t.x];
+  if (token >= 0) *chosen = value(r.logits[token]);
   auto n = static_cast<uint32_t>(r.rules->n_logprobs < kMaxTop ? r.rules->n_logprobs : kMaxTop);
   n = n < best.numbers ? n : best.numbers;
   if (n == 0) return;

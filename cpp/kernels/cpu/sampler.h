@@ -95,8 +95,9 @@ struct DrawnRow {
   const int32_t* uncounted;       // further reply tokens
   int32_t n_uncounted;
   int64_t position;
+  const uint32_t* mask;  // ids that may be drawn; null for all
 
-  bool has_rules() const { return rules->n_bias > 0 || reply; }
+  bool has_rules() const { return rules->n_bias > 0 || reply || mask; }
 };
 
 inline DrawnRow drawn_row(const Task& t, uint32_t row) {
@@ -115,6 +116,10 @@ inline DrawnRow drawn_row(const Task& t, uint32_t row) {
     r.reply = r.prompt + p.n_valid;
     r.uncounted = reinterpret_cast<const int32_t*>(s.text) + draw.n_counted;
     r.n_uncounted = draw.position - draw.n_counted;
+  }
+  if (s.masks && p.masked) {
+    const uint32_t row = static_cast<uint32_t>(draw.position) % kMaxWindow;
+    r.mask = reinterpret_cast<const uint32_t*>(s.masks) + size_t{row} * ((p.n_valid + 31) / 32);
   }
   return r;
 }
@@ -169,9 +174,27 @@ inline int32_t bias_from(const DrawnRow& r, uint32_t id) {
 
 constexpr uint32_t kGroup = kBlock / 32;  // ids of a bit of BlockMax::changed
 
+// Makes NaN of the ids that the mask leaves out, of a block's `groups`; returns the groups that have any.
+inline uint32_t apply_mask(const DrawnRow& r, uint32_t first, uint32_t n, uint32_t groups, float* x) {
+  static_assert(kGroup == 32, "a word of a mask is a group");
+  uint32_t touched = 0;
+  for (; groups; groups &= groups - 1) {
+    const auto group = static_cast<uint32_t>(__builtin_ctz(groups));
+    const uint32_t begin = group * kGroup;
+    if (begin >= n) break;
+    const uint32_t size = n - begin < kGroup ? n - begin : kGroup;
+    const uint32_t allowed = r.mask[(first + begin) / kGroup] | static_cast<uint32_t>(~uint64_t{0} << size);
+    if (allowed == ~0u) continue;
+    touched |= 1u << group;
+    for (uint32_t i = 0; i < size; ++i) x[begin + i] = allowed >> i & 1 ? x[begin + i] : quiet_nan();
+  }
+  return touched;
+}
+
 // Applies bias and penalties to the ids first .. first + n - 1 of a block in x; returns the groups of ids
 // that they apply to. Counts are looked at in `groups` alone.
-inline uint32_t apply_rules(const DrawnRow& r, uint32_t first, uint32_t n, uint32_t groups, float* x) {
+inline uint32_t apply_bias_and_penalties(const DrawnRow& r, uint32_t first, uint32_t n, uint32_t groups,
+                                         float* x) {
   const ReplyState& s = *r.rules;
   uint32_t touched = 0;
   for (int32_t i = bias_from(r, first); i < s.n_bias; ++i) {
@@ -207,6 +230,12 @@ inline uint32_t apply_rules(const DrawnRow& r, uint32_t first, uint32_t n, uint3
   return touched;
 }
 
+// Bias and penalties, then the mask.
+inline uint32_t apply_rules(const DrawnRow& r, uint32_t first, uint32_t n, uint32_t groups, float* x) {
+  const uint32_t touched = apply_bias_and_penalties(r, first, n, groups, x);
+  return r.mask ? touched | apply_mask(r, first, n, groups, x) : touched;
+}
+
 // A block's values, where the logits are or in `room`; `changed` as in its BlockMax.
 inline BlockValues block_values(const DrawnRow& r, uint32_t block, uint32_t changed, float* room) {
   if (!changed) return block_logits(r, block, room);
@@ -219,19 +248,20 @@ inline BlockValues block_values(const DrawnRow& r, uint32_t block, uint32_t chan
 struct RowMax {
   float max;
   uint32_t block;
-  uint32_t numbers;  // ids that are not NaN
+  uint32_t numbers;  // ids that are not NaN, of logits or of values
 };
 
 inline RowMax row_max(const BlockMax* maxima, uint32_t n_blocks, bool of_logits) {
   RowMax best = {negative_infinity(), 0, 0};
   for (uint32_t b = 0; b < n_blocks; ++b) {
-    if (!maxima[b].numbers) continue;
+    const int32_t numbers = of_logits ? maxima[b].numbers : maxima[b].drawable;
+    if (!numbers) continue;
     const float x = of_logits ? maxima[b].logit : maxima[b].value;
     if (best.numbers == 0 || x > best.max) {
       best.max = x;
       best.block = b;
     }
-    best.numbers += static_cast<uint32_t>(maxima[b].numbers);
+    best.numbers += static_cast<uint32_t>(numbers);
   }
   return best;
 }

@@ -326,7 +326,10 @@ class Driver:
     Runs prompt passes and rounds; a thread of its own commits rounds while the set that runs stays the same.
     """
 
-    def __init__(self, model: Model, n_valid: int = 0, row_limit: int = 32, lone: bool = True, prices: bool = True, serial_drafts: bool = False) -> None: ...
+    def __init__(self, model: Model, n_valid: int = 0, row_limit: int = 32, lone: bool = True, prices: bool = True, serial_drafts: bool = False, masks: object | None = None) -> None:
+        """
+        masks: of replies with grammars, called with (number of the grammar, tokens that were drawn since the last call, drafts behind them) by whichever thread runs passes; gives uint32 [1 + drafts, ceil(n_valid / 32)], of which bit i % 32 of word i / 32 allows id i behind the drawn tokens, and behind each draft. A row without any ends the reply, and so does an exception.
+        """
 
     @property
     def max_chunk(self) -> int: ...
@@ -334,9 +337,9 @@ class Driver:
     @property
     def max_sequences(self) -> int: ...
 
-    def begin(self, session: Session, sampling: Sampling, stop_ids: Sequence[int], n_prompt: int, end: int, known: Sequence[int] = [], most_head: int = 0, most_copied: int = 0) -> None:
+    def begin(self, session: Session, sampling: Sampling, stop_ids: Sequence[int], n_prompt: int, end: int, known: Sequence[int] = [], most_head: int = 0, most_copied: int = 0, grammar: int = 0) -> None:
         """
-        Say how the reply is drawn, before the chunk that reads the last token of the prompt. end: positions of prompt and reply together. known: tokens of the reply that rounds are fed with and draw again. most_head, most_copied: drafts of a round by the draft head, or copied from the text.
+        Say how the reply is drawn, before the chunk that reads the last token of the prompt. end: positions of prompt and reply together. known: tokens of the reply that rounds are fed with and draw again. most_head, most_copied: drafts of a round by the draft head, or copied from the text. grammar: a number that masks() knows; 0 for none.
         """
 
     def start(self, sessions: Sequence[Session]) -> None:

@@ -126,7 +126,7 @@ class Candidate:
 def allocate(candidates: Sequence[Candidate], prices: Prices, row_limit: int) -> list[tuple[int, DraftSource]]:
     """Drafts and their source of each candidate."""
 
-def draw_rows(device: flashnext._core.Device, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], n_valid: int, rows: Sequence[tuple[flashnext._core.Sampling, int, Sequence[int], Sequence[int], Sequence[int]]]) -> list[tuple[int, float, list[tuple[int, float]], int]]:
+def draw_rows(device: flashnext._core.Device, logits: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)], n_valid: int, rows: Sequence[tuple[flashnext._core.Sampling, int, Sequence[int], Sequence[int], Sequence[int], Sequence[int]]]) -> list[tuple[int, float, list[tuple[int, float]], int]]:
     """
-    Draw a token for each row of logits on the device; a row is (sampling, position, prompt, reply as far as counted, further reply tokens). Returns (token, logprob, [(id, logprob)], hash) of each.
+    Draw a token for each row of logits on the device; a row is (sampling, position, prompt, reply as far as counted, further reply tokens, words of the mask or none). Returns (token, logprob, [(id, logprob)], hash) of each.
     """

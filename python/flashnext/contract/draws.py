@@ -50,6 +50,7 @@ class Text:
         n_prompt, n_counted: Where the reply, and what no count holds, begin.
         position: Of the token to draw; those from it on are not known yet.
         seed: Of the noise.
+        mask: (n_valid or more,) bool, the ids that a grammar allows; None for all.
     """
 
     tokens: Sequence[int]
@@ -57,6 +58,7 @@ class Text:
     n_counted: int
     position: int
     seed: int
+    mask: Array | None = None
 
     def prompt(self, n_valid: int) -> Array:
         """Count the prompt's tokens."""
@@ -174,7 +176,14 @@ class Draw:
 
     @cached_property
     def values(self) -> tuple[Float32, Array]:
-        """Apply bias and penalties; also whether they apply to each id."""
+        """Apply bias and penalties, then the mask; also whether any of them applies to each id."""
+        x, touched = self._penalized()
+        if self.text.mask is None:
+            return x, touched
+        left_out = ~self.text.mask[: len(x)]
+        return np.where(left_out, F(np.nan), x), touched | left_out
+
+    def _penalized(self) -> tuple[Float32, Array]:
         rules, x, n = self.rules, self.logits.copy(), len(self.logits)
         touched = np.zeros(n, bool)
         for token, add in rules.bias.items():
@@ -195,7 +204,8 @@ class Draw:
         out = np.zeros(len(blocks(values)), STRUCTS["BlockMax"])
         out["value"] = [largest(b) for b in blocks(values)]
         out["logit"] = [largest(b) for b in blocks(self.logits)]
-        out["numbers"] = [(~np.isnan(b)).sum() for b in blocks(values)]
+        out["numbers"] = [(~np.isnan(b)).sum() for b in blocks(self.logits)]
+        out["drawable"] = [(~np.isnan(b)).sum() for b in blocks(values)]
         group = SAMPLER_BLOCK // 32
         out["changed"] = [
             sum(1 << g for g in range(32) if b[g * group : (g + 1) * group].any()) for b in blocks(touched)
@@ -211,13 +221,13 @@ class Draw:
 
     def cuts_k(self) -> bool:
         """Whether top_k leaves out any id."""
-        return 0 < self.rules.top_k < int((~np.isnan(self.logits)).sum())
+        return 0 < self.rules.top_k < int((~np.isnan(self.values[0])).sum())
 
     def parts(self) -> Array:
         """BlockPart of each block."""
         out = np.zeros(-(-len(self.logits) // SAMPLER_BLOCK), STRUCTS["BlockPart"])
         out["id"] = -1
-        if self.rules.temperature == 0 or np.isnan(self.logits).all() or self.cuts_k():
+        if self.rules.temperature == 0 or np.isnan(self.values[0]).all() or self.cuts_k():
             return out
         d = self.distances
         weight = exp(np.where(np.isnan(d), F(-np.inf), d))
@@ -233,8 +243,8 @@ class Draw:
         return out
 
     def token(self) -> int:
-        """Draw the token; -1 where all logits are NaN."""
-        if np.isnan(self.logits).all():
+        """Draw the token; -1 where all values are NaN."""
+        if np.isnan(self.values[0]).all():
             return -1
         rules = self.rules
         if rules.temperature == 0:

@@ -19,7 +19,7 @@ MAX_TOP = 20
 COUNT_ROWS, COUNT_SEQUENCES, COUNT_LOGITS = 0, 1, 2
 STORE, STORE_F32, SILU, SIGMOID, RESIDUAL = range(5)
 
-_U32, _I32, _F32, _U64 = np.uint32, np.int32, np.float32, np.uint64
+_U32, _I32, _F32, _U64, _I16 = np.uint32, np.int32, np.float32, np.uint64, np.int16
 Void = np.dtype[np.void]
 
 
@@ -45,7 +45,7 @@ STRUCTS: dict[str, Void] = {
     "ReplyState": _struct(
         **_many(_U64, "page_table", "state"),
         unsettled=(_U64, 2),
-        **_many(_U64, "text", "counts", "bias", "stops", "seed"),
+        **_many(_U64, "text", "counts", "bias", "stops", "masks", "seed"),
         **_many(_F32, "temperature", "top_p", "min_p", "presence", "frequency", "repetition"),
         **_many(_I32, "top_k", "n_bias", "n_stops", "n_logprobs", "end", "known", "length", "parity"),
         **_many(_I32, "n_kept", "n_drafts", "ended", "has_head", "copied", "pad"),
@@ -126,8 +126,8 @@ STRUCTS: dict[str, Void] = {
     "AbsorbRowsParams": _struct(**_many(_U32, "n_windows", "n_steps", "hc_count")),
     "KeepStreamsParams": _struct(**_many(_U32, "width", "state_offset")),
     "CopyDraftsParams": _struct(**_many(_I32, "least_match", "most_match")),
-    "DrawParams": _struct(**_many(_U32, "vocab", "n_valid", "count")),
-    "BlockMax": _struct(**_many(_F32, "value", "logit"), numbers=_I32, changed=_U32),
+    "DrawParams": _struct(**_many(_U32, "vocab", "n_valid", "count", "masked")),
+    "BlockMax": _struct(**_many(_F32, "value", "logit"), **_many(_I16, "numbers", "drawable"), changed=_U32),
     "BlockPart": _struct(**_many(_F32, "sum", "value"), id=_I32),
 }
 

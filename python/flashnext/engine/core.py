@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from flashnext import _core
 from flashnext.engine.defaults import ROUND_ROWS
+from flashnext.grammar import Matching
 
 Tokens = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
@@ -47,7 +48,7 @@ class Snapshot(Protocol):
 
 
 class Drawn(Protocol):
-    """A token that was drawn; -1 where all logits were NaN.
+    """A token that was drawn; -1 where all logits were NaN, or a grammar allowed none.
 
     Attributes:
         logprob: Its log-probability, where the sampling asks for it.
@@ -129,6 +130,8 @@ class ReplyOptions:
         n_drafts: Most drafts of a round.
         known: Its first tokens, where it was preempted and goes on. With `Core.prompt_equals_window` all of
             them but the last are read like a prompt; without, rounds are fed with them in place of drafts.
+        grammar: What its tokens have to match, standing behind those of `known` that are read; it is held
+            by others as long as the reply runs. Where it allows none, -1 is drawn and the reply ends.
     """
 
     sampling: _core.Sampling
@@ -137,6 +140,7 @@ class ReplyOptions:
     end: int
     n_drafts: int = 0
     known: tuple[int, ...] = ()
+    grammar: Matching | None = None
 
 
 @dataclass(frozen=True)

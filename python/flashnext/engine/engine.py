@@ -30,6 +30,7 @@ from flashnext.engine.core import CoreOptions, Tokens
 from flashnext.engine.defaults import DRAFTS, GAP_MS, MAX_WINDOW, ROUND_ROWS, SAVE_S
 from flashnext.engine.errors import ContextExceeded, EngineClosed, MemoryShort
 from flashnext.engine.events import Counts, MemoryUse
+from flashnext.engine.grammars import Grammars
 from flashnext.engine.guard import Guard, own_footprint, private_bytes
 from flashnext.engine.histories import Histories
 from flashnext.engine.inbox import Inbox, Item, Mailbox
@@ -50,6 +51,7 @@ from flashnext.engine.spill_files import SpillError
 from flashnext.engine.thread import EngineThread
 from flashnext.engine.wording import ARGUMENTS, Names
 from flashnext.errors import CheckpointError, InvalidArgument
+from flashnext.grammar import Compiled
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
@@ -222,6 +224,7 @@ class Engine:
         self._n_drafts = drafts
         self._names = names
         self._stop_ids = frozenset(self._loaded.checkpoint.stop_tokens)
+        self._grammars = Grammars(self.tokenizer, self._loaded.checkpoint.stop_tokens)
         self._numbers = itertools.count(1)
         self._process = os.getpid()
         self._loops = threading.local()  # each thread's mailbox, for the event loop that it runs
@@ -240,7 +243,7 @@ class Engine:
             thread.call(lambda scheduler: caching.attach(spill, thread.nudge))
         # Also at exit: the thread must not be inside the core while the interpreter is taken down.
         self._finalizer = weakref.finalize(
-            self, _close, self._thread, self._histories, self._process, _EXIT_TIMEOUT_S
+            self, _close, self._thread, self._histories, self._grammars, self._process, _EXIT_TIMEOUT_S
         )
 
     def _open_spill(
@@ -334,7 +337,9 @@ class Engine:
         self._require_process()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         read = self._read_prompt(prompt, tools, options)
-        job, seed = self._job(read, sampling or Sampling(), items.put)
+        sampling = sampling or Sampling()
+        compiled = self._grammars.compile(sampling.grammar) if sampling.grammar else None
+        job, seed = self._job(read, sampling, items.put, compiled)
         cancel = partial(self._cancel, job)
         request = Request(job.id, seed, read.token_ids, cancel, self._require_process, items)
         self._thread.submit(job)
@@ -420,8 +425,10 @@ class Engine:
     ) -> AsyncRequest:
         """Like `generate`, for asyncio: `async for event in await engine.generate_async(...)`."""
         read = await self.read_async(prompt, tools=tools, options=options)
+        sampling = sampling or Sampling()
+        compiled = await self._grammars.compile_async(sampling.grammar) if sampling.grammar else None
         inbox = Inbox()
-        job, seed = self._job(read, sampling or Sampling(), partial(self._mailbox().put, inbox))
+        job, seed = self._job(read, sampling, partial(self._mailbox().put, inbox), compiled)
         cancel = partial(self._cancel, job)
         request = AsyncRequest(job.id, seed, read.token_ids, cancel, self._require_process, inbox)
         self._thread.submit(job)
@@ -435,7 +442,7 @@ class Engine:
         Returns:
             Whether the thread has ended within the time.
         """
-        return _close(self._thread, self._histories, self._process, timeout_s)
+        return _close(self._thread, self._histories, self._grammars, self._process, timeout_s)
 
     def __enter__(self) -> Engine:
         return self
@@ -473,7 +480,9 @@ class Engine:
                 "that was forked off it; make an engine after the fork"
             )
 
-    def _job(self, prompt: ReadPrompt, sampling: Sampling, deliver: Deliver) -> tuple[Job, int]:
+    def _job(
+        self, prompt: ReadPrompt, sampling: Sampling, deliver: Deliver, grammar: Compiled | None
+    ) -> tuple[Job, int]:
         """Turn a request into a job, and check all of it; the seed is drawn here."""
         if self._guard.full:
             self._thread.nudge()  # it lets the cache give way
@@ -524,6 +533,8 @@ class Engine:
             cache=sampling.cache,
             places=prompt.places,
             goes_on=prompt.goes_on,
+            grammar=grammar,
+            thinks=chat is not None and chat.in_thinking,
         )
         if sampling.cache and prompt.history is not None:
             job.said, job.ended_with = Said(), prompt.history
@@ -613,8 +624,15 @@ def _guard(plan: MemoryPlan, core: LoadedCore, n_running: Callable[[], int], pro
     )
 
 
-def _close(thread: EngineThread, histories: Histories, process: int, timeout_s: float | None) -> bool:
+def _close(
+    thread: EngineThread,
+    histories: Histories,
+    grammars: Grammars,
+    process: int,
+    timeout_s: float | None,
+) -> bool:
     if os.getpid() != process:
         return True
     histories.close()
+    grammars.close()
     return thread.close(timeout_s)

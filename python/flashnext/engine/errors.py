@@ -14,6 +14,10 @@ class ContextExceeded(InvalidField):
     """A prompt leaves no room for a reply."""
 
 
+class GrammarDeadEnd(FlashnextError, RuntimeError):
+    """A reply's grammar allows no token where the reply has come to."""
+
+
 class EngineFailed(FlashnextError, RuntimeError):
     """The engine's thread died; it serves nothing more."""
 

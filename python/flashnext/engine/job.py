@@ -10,6 +10,7 @@ import numpy as np
 
 from flashnext import _core
 from flashnext.engine.core import Drawn, ReplyOptions, Session, Tokens
+from flashnext.engine.errors import GrammarDeadEnd
 from flashnext.engine.events import Drafts, Event, Timings, TokenLogprob, Usage, token_sha
 from flashnext.engine.marks import Place
 from flashnext.engine.prefix_cache import KeptMark
@@ -17,6 +18,7 @@ from flashnext.engine.prefixes import Prefix
 from flashnext.engine.radix import Keys, row_keys
 from flashnext.engine.reply import Pieces, ReplyText, Said
 from flashnext.errors import DeviceError
+from flashnext.grammar import Compiled, Matching
 
 Deliver = Callable[[Event | Exception], None]
 
@@ -72,6 +74,9 @@ class Job:
         cache: Whether it shares what it reads: with those who read at the same time, and by the prefix cache.
         places: Where the marks of its prompt lie.
         goes_on: Whether another prompt may begin with this one and its reply, whose end is kept then.
+        grammar: What its answer has to match.
+        thinks: Whether it begins inside a block of thoughts, behind which the grammar counts.
+        matching: Where it stands in the grammar, since its session was given the reply.
         said: What its reply says so far, where `ended_with` wants to know; else None.
         ended_with: Called by the engine's thread with what the reply says when it came to its end; must not
             block.
@@ -108,6 +113,9 @@ class Job:
     cache: bool = True
     places: tuple[Place, ...] = ()
     goes_on: bool = True
+    grammar: Compiled | None = None
+    thinks: bool = False
+    matching: Matching | None = None
     said: Said | None = None
     ended_with: Callable[[Said], None] = lambda said: None
     cancelled: bool = False
@@ -167,6 +175,9 @@ class Job:
 
     def options(self) -> ReplyOptions:
         """Say to the core how the reply is drawn."""
+        if self.grammar is not None:
+            written = self.token_ids[: self.n_drawn]
+            self.matching = Matching(self.grammar, thinking=self.thinks, written=written)
         return ReplyOptions(
             sampling=self.sampling,
             stop_ids=tuple(sorted(self.stop_ids)),
@@ -174,6 +185,7 @@ class Job:
             end=len(self.prompt) + self.max_tokens,
             n_drafts=self.n_drafts,
             known=tuple(self.token_ids),
+            grammar=self.matching,
         )
 
     def scored_of(self, n: int) -> Tokens:
@@ -241,10 +253,15 @@ class Job:
 
         Raises:
             DeviceError: The logits are not numbers, or the token is not the one that was sent.
+            GrammarDeadEnd: The grammar allows no token here.
             Exception: What is wrong with the reply's text.
         """
         token, at = drawn.token, self.n_drawn
         if token < 0:
+            if why := self._dead_end():
+                raise GrammarDeadEnd(
+                    f"the grammar leads nowhere behind {at} tokens of the reply: {why}; simplify it"
+                )
             raise DeviceError(
                 "the model's logits are not numbers; the checkpoint's weights are damaged, fetch them again"
             )
@@ -264,6 +281,16 @@ class Job:
             return event
         self.scores = False
         return replace(event, prompt_logprobs=tuple(self.scored))
+
+    def _dead_end(self) -> str:
+        """Say why the grammar allows nothing behind the reply; "" where it does."""
+        if self.grammar is None:
+            return ""
+        if self.matching is not None and self.matching.failure:
+            return self.matching.failure
+        again = Matching(self.grammar, thinking=self.thinks, written=self.token_ids)
+        again.masks((), ())
+        return again.failure
 
     def _added(self, token: int, logprob: TokenLogprob | None, *, ends: bool = False) -> Event:
         """Add a token to the reply; returns its event.

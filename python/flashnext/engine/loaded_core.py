@@ -21,6 +21,7 @@ from flashnext.engine.core import (
     Tokens,
 )
 from flashnext.engine.defaults import MAX_WINDOW
+from flashnext.engine.grammars import MaskSource
 from flashnext.engine.load import Loaded
 from flashnext.engine.sizes import n_pages
 
@@ -41,6 +42,7 @@ class LoadedCore:
         options = options or CoreOptions()
         self._loaded = loaded
         self._options = options
+        self._masks = MaskSource(n_tokens)
         self.driver = _core.Driver(
             loaded.model,
             n_tokens,
@@ -48,6 +50,7 @@ class LoadedCore:
             lone=options.lone,
             prices=options.prices,
             serial_drafts=options.serial_drafts,
+            masks=self._masks,
         )
         self.max_chunk = self.driver.max_chunk
         self.max_sequences = self.driver.max_sequences
@@ -128,6 +131,7 @@ class LoadedCore:
             known=[] if self.prompt_equals_window else list(options.known),
             most_head=options.n_drafts if self._options.head else 0,
             most_copied=options.n_drafts if self._options.copies else 0,
+            grammar=self._masks.add(options.grammar) if options.grammar else 0,
         )
 
     def step(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> Sequence[Landed]:

@@ -33,7 +33,7 @@ from flashnext.engine.sizes import (
     WeightSizes,
     n_pages,
     page_bytes,
-    penalty_bytes,
+    rules_bytes,
     scratch_bytes,
     session_bytes,
     snapshot_bytes,
@@ -312,7 +312,7 @@ class _Planner:
             scratch_bytes=scratch,
             # While nothing runs, rounds of known tokens are timed: windows of as many sessions as fill one.
             n_sessions=max(sequences, -(-s.round_rows // min(s.max_window, MAX_WINDOW))),
-            session_bytes=session_bytes(c, options) + penalty_bytes(c),
+            session_bytes=session_bytes(c, options) + rules_bytes(c),
             snapshot_bytes=snapshot,
             n_pages=n_pages(context),
             page_bytes=page,

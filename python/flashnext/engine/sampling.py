@@ -11,6 +11,7 @@ from pathlib import Path
 from flashnext import _core
 from flashnext.checkpoint.fields import Fields
 from flashnext.checkpoint.folder import find_file, open_folder, read_json
+from flashnext.grammar import Grammar
 from flashnext.text.messages import InvalidField
 
 MAX_STOPS = 16
@@ -57,6 +58,7 @@ class Sampling:
         priority: "normal", or "background" for a request that yields to those.
         prompt_logprobs: Report the log-probabilities of the prompt's own tokens too; `logprobs` says of how
             many of the likeliest.
+        grammar: What the answer has to match. Log-probabilities stay those of the model alone.
     """
 
     temperature: float | None = None
@@ -79,6 +81,7 @@ class Sampling:
     parallel_calls: bool = True
     priority: str = "normal"
     prompt_logprobs: bool = False
+    grammar: Grammar | None = None
 
     def __post_init__(self) -> None:
         """Check every range.
@@ -109,6 +112,10 @@ class Sampling:
             raise InvalidField(
                 "prompt_logprobs", "they do not go with a thinking budget; leave one of the two"
             )
+        if self.grammar is not None and not isinstance(self.grammar, Grammar):
+            raise InvalidField("grammar", f"expected a Grammar, found {type(self.grammar).__name__}")
+        if self.grammar is not None and self.ignore_eos:
+            raise InvalidField("ignore_eos", "a reply with a grammar ends where that does; leave it out")
         if self.priority not in PRIORITIES:
             raise InvalidField(
                 "priority", f'expected "normal" or "background", found {self.priority!r}'[:200]

@@ -22,7 +22,7 @@ WORKER_BYTES = 5 << 20
 """What kernels of the CPU device keep for each worker (cpp/device/cpu/task.h)."""
 
 STRUCT_BYTES = {
-    "Counts": 16, "Sequence": 64, "Row": 24, "ReplyState": 152, "DrawRow": 16, "Window": 40, "Landed": 104,
+    "Counts": 16, "Sequence": 64, "Row": 24, "ReplyState": 160, "DrawRow": 16, "Window": 40, "Landed": 104,
     "Mark": 16, "BlockMax": 16, "BlockPart": 12,
 }  # fmt: skip
 """Of metal/params.h."""
@@ -171,9 +171,9 @@ def session_bytes(c: ModelConfig, o: ModelOptions) -> int:
     return table + text + state + STRUCT_BYTES["ReplyState"]
 
 
-def penalty_bytes(c: ModelConfig) -> int:
-    """Size the counts of tokens that a reply with penalties has."""
-    return 2 * c.vocab_size * _I32
+def rules_bytes(c: ModelConfig) -> int:
+    """Size what a reply's rules have at most: counts of tokens for penalties, and masks for a grammar."""
+    return 2 * c.vocab_size * _I32 + MAX_WINDOW * -(-c.vocab_size // 32) * _I32
 
 
 def scratch_bytes(c: ModelConfig, o: ModelOptions) -> int:

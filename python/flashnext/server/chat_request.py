@@ -9,16 +9,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from flashnext.engine.sampling import Sampling
+from flashnext.grammar import Grammar
 from flashnext.server.drawing import Drawing, check_top_logprobs
 from flashnext.server.fields import CHAT, Unknown, know_messages
 from flashnext.server.settings import Defaults
+from flashnext.server.structured import either, read_tool_choice
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import TemplateOptions
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-
-CHOICE_LATER = 'only "auto" and "none" are supported yet; {} come with structured output'
-"""Why another choice of tools is refused."""
 
 # What the model was trained with, for each of OpenAI's names; "none" does not think at all.
 _EFFORTS = {
@@ -63,9 +62,16 @@ class ChatPrompt(BaseModel):
         Raises:
             InvalidField: Another choice.
         """
-        if self.tool_choice not in ("auto", "none"):
-            raise InvalidField("tool_choice", CHOICE_LATER.format('"required" and a named function'))
+        self.required_calls(several=True)
         return self.tools if self.tools and self.tool_choice != "none" else None
+
+    def required_calls(self, *, several: bool) -> Grammar | None:
+        """Read which tools a reply has to call; None where it need not call any.
+
+        Raises:
+            InvalidField: No choice, or a tool that is not there.
+        """
+        return read_tool_choice(self.tool_choice, self.tools, several=several)
 
     def options(self, defaults: Defaults) -> TemplateOptions:
         """Read the options of the chat template.
@@ -148,10 +154,13 @@ class ChatRequest(ChatPrompt, Drawing):
         caps = {name: cap for name, cap in both.items() if cap is not None}
         if len(set(caps.values())) > 1:
             raise InvalidField("max_tokens", "max_completion_tokens says otherwise; give one of them")
+        calls = self.required_calls(several=self.parallel_tool_calls)
+        can_call = bool(self.tools) and self.tool_choice != "none"
         return self.drawn(
             defaults,
             context,
             caps,
+            grammar=either(calls, self.grammar(), can_call=can_call),
             stop=self.stop,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             parallel_calls=self.parallel_tool_calls,

@@ -92,6 +92,7 @@ class CompletionRequest(Drawing):
             stop=self.stop,
             logprobs=self.logprobs,
             prompt_logprobs=self.scores_prompt,
+            grammar=self.grammar(),
         )
 
 

@@ -8,8 +8,11 @@ from typing import Any, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from flashnext.engine.sampling import MAX_TOP_LOGPROBS, Sampling
+from flashnext.grammar import Grammar
+from flashnext.server import structured
 from flashnext.server.fields import Table, Unknown, honoured_fields, known_options
 from flashnext.server.settings import Defaults
+from flashnext.server.structured import read_grammar
 from flashnext.text.messages import InvalidField, cut
 
 MAX_CHOICES = 64
@@ -156,6 +159,20 @@ class Drawing(Drawn):
     n: int = Field(1, ge=1, le=MAX_CHOICES)
     max_tokens: int | None = Field(None, ge=1)
     stop: Any = None
+    response_format: Any = None
+    structured_outputs: Any = None
+    guided_json: Any = None
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None
+
+    def grammar(self) -> Grammar | None:
+        """Read what replies have to match.
+
+        Raises:
+            InvalidField: A field that says so is wrong.
+        """
+        return read_grammar({name: getattr(self, name) for name in structured.FIELDS})
 
     @property
     def stream_usage(self) -> bool:

@@ -9,7 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from flashnext.engine.errors import ContextExceeded, EngineClosed, EngineFailed, MemoryShort
+from flashnext.engine.errors import ContextExceeded, EngineClosed, EngineFailed, GrammarDeadEnd, MemoryShort
 from flashnext.errors import DeviceError, FlashnextError, InvalidArgument, OutOfMemory
 from flashnext.text.messages import InvalidField, cut
 from flashnext.text.written import TooLong
@@ -105,6 +105,7 @@ TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (MemoryShort, 503, "server_error", "memory_short"),
     (OutOfMemory, 503, "server_error", "out_of_memory"),
     (MemoryError, 503, "server_error", "out_of_memory"),
+    (GrammarDeadEnd, 500, "server_error", "grammar_dead_end"),
     (DeviceError, 500, "server_error", "device_error"),
 )
 

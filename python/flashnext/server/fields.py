@@ -55,11 +55,10 @@ _DRAWN = _honoured(
 )
 _SAMPLING = {**_DRAWN, **_honoured("stream_options", "n", "max_tokens", "stop", "logprobs")}
 _NO_EFFECT = _harmless("cache_prompt", "metadata", "service_tier", "store", "user")
-_LATER = "not supported yet"
-_GRAMMAR = {
-    name: Rule("refused", f"{_LATER}; structured output is to come")
-    for name in ("guided_choice", "guided_grammar", "guided_json", "guided_regex", "structured_outputs")
-}
+_GRAMMAR = _honoured(
+    *("response_format", "structured_outputs"),
+    *("guided_choice", "guided_grammar", "guided_json", "guided_regex"),
+)
 
 CHAT: Table = {
     **_SAMPLING,
@@ -75,8 +74,7 @@ CHAT: Table = {
     "functions": Rule("refused", "give tools", ([],)),
     "modalities": Rule("refused", "this model writes text only", (["text"],)),
     "moderation": Rule("refused", "there is no moderation here"),
-    "prediction": Rule("refused", f"{_LATER}; text of the prompt is copied without it"),
-    "response_format": Rule("refused", f"{_LATER}; structured output is to come", ({"type": "text"},)),
+    "prediction": Rule("refused", "not supported yet; text of the prompt is copied without it"),
     "verbosity": Rule("refused", "the model knows no verbosity; ask for it in a message", ("medium",)),
     "web_search_options": Rule("refused", "this server searches nothing"),
 }
@@ -88,7 +86,6 @@ COMPLETIONS: Table = {
     **_harmless("add_special_tokens"),
     **_GRAMMAR,
     "best_of": Rule("refused", "give n, and choose among the replies", (1,)),
-    "response_format": Rule("refused", f"{_LATER}; structured output is to come", ({"type": "text"},)),
     "suffix": Rule("refused", "the model does not fill in the middle", ("",)),
 }
 
@@ -113,12 +110,12 @@ RESPONSES: Table = {
     **_PROMPT_CACHE,
     **_harmless("safety_identifier", "service_tier", "user", "stream_options", "max_tool_calls"),
     **_harmless("access_programs", "background_options", "cache_prompt", "image"),
-    **_GRAMMAR,
     "background": Rule("refused", "a response is told where it is asked for; leave it out", (False,)),
     "context_management": Rule("refused", "nothing of a context is compacted here", ([],)),
     "conversation": _CONVERSATION,
     "moderation": Rule("refused", "there is no moderation here"),
     "prompt": Rule("refused", "there are no templates here; give instructions and input"),
+    **{name: Rule("refused", "give text.format") for name in _GRAMMAR},
     "response_format": Rule("refused", "give text.format", ({"type": "text"},)),
     "truncation": _UNTRUNCATED,
 }
@@ -145,7 +142,7 @@ MESSAGES: Table = {
     **_harmless("metadata", "service_tier", "inference_geo", "diagnostics"),
     "container": Rule("refused", "this server runs no code"),
     "mcp_servers": Rule("refused", "this server runs no tools", ([],)),
-    "output_format": Rule("refused", f"{_LATER}; structured output is to come"),
+    "output_format": Rule("refused", "give output_config.format"),
 }
 
 # Of one message of a chat, whatever the route; `text.messages` reads and refuses them.

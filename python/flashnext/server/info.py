@@ -51,7 +51,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "capabilities": {
             "completion": True,
             "tools": True,
-            "json_schema": False,
+            "json_schema": True,
             "thinking": True,
             "logprobs": True,
             "max_top_logprobs": MAX_TOP_LOGPROBS,

@@ -8,8 +8,9 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from flashnext.engine.sampling import Sampling
+from flashnext.grammar import Grammar
 from flashnext.server.chat_form import function_tools, in_call_order
-from flashnext.server.chat_request import CHOICE_LATER, Asked, template_options
+from flashnext.server.chat_request import Asked, template_options
 from flashnext.server.drawing import Drawn, checked
 from flashnext.server.fields import (
     MESSAGES,
@@ -21,6 +22,7 @@ from flashnext.server.fields import (
 )
 from flashnext.server.messages_blocks import chat_of, system_of
 from flashnext.server.settings import Defaults
+from flashnext.server.structured import either, read_format, read_tool_choice
 from flashnext.text.messages import InvalidField, cut
 
 TOOL = (
@@ -29,6 +31,7 @@ TOOL = (
 )
 """Fields of a tool."""
 _EFFORTS = ("low", "medium", "high", "xhigh", "max")
+_CHOICES = ("auto", "any", "tool", "none")
 _THINKING = ("enabled", "adaptive", "disabled")
 _DISPLAYS = ("summarized", "omitted")
 
@@ -50,6 +53,8 @@ class MessagesPrompt(BaseModel):
     _messages: list[dict[str, Any]] = PrivateAttr()
     _tools: list[Any] = PrivateAttr()
     _one_call: bool = PrivateAttr(False)
+    _calls: Grammar | None = PrivateAttr(None)
+    _form: Grammar | None = PrivateAttr(None)
 
     def _understand(self, unknown: Unknown) -> None:
         """Read all that has parts of its own.
@@ -60,17 +65,19 @@ class MessagesPrompt(BaseModel):
         self._messages = in_call_order([*system_of(self.system, unknown), *chat_of(self.messages, unknown)])
         tools = function_tools(self.tools, "custom", "input_schema", TOOL, unknown)
         choice = known_options(
-            self.tool_choice, "tool_choice", ("type", "disable_parallel_tool_use"), ("name",), unknown
+            self.tool_choice, "tool_choice", ("type", "disable_parallel_tool_use", "name"), (), unknown
         )
-        if choice.get("type") not in ("auto", "none"):
-            raise InvalidField("tool_choice.type", CHOICE_LATER.format('"any" and a named tool'))
-        self._tools = tools if choice["type"] == "auto" else []
+        _require(choice.get("type"), _CHOICES, "tool_choice.type")
+        self._tools = tools if choice["type"] != "none" else []
         self._one_call = choice.get("disable_parallel_tool_use", False)
         if not isinstance(self._one_call, bool):
             raise InvalidField(
                 "tool_choice.disable_parallel_tool_use",
                 f"expected true or false, found {cut(repr(self._one_call), 80)}",
             )
+        named = {"type": "function", "name": choice.get("name")}
+        asked = {"any": "required", "tool": named}.get(choice["type"], choice["type"])
+        self._calls = read_tool_choice(asked, self._tools, several=not self._one_call)
         thinking = known_options(self.thinking, "thinking", ("type", "budget_tokens", "display"), (), unknown)
         _require(thinking.get("type"), _THINKING, "thinking.type")
         _require(thinking.get("display", "summarized"), _DISPLAYS, "thinking.display")
@@ -80,8 +87,7 @@ class MessagesPrompt(BaseModel):
                 "thinking.budget_tokens", f"expected a whole number from 0, found {cut(repr(budget), 80)}"
             )
         form = known_options(self.output_config, "output_config", ("effort", "format"), (), unknown)
-        if "format" in form:
-            raise InvalidField("output_config.format", "not supported yet; structured output is to come")
+        self._form = read_format(form.get("format", {"type": "text"}), "output_config.format")
         _require(form.get("effort", "high"), _EFFORTS, "output_config.effort")
 
     @property
@@ -143,6 +149,7 @@ class MessagesRequest(MessagesPrompt, Drawn):
                 stop=self.stop_sequences,
                 parallel_calls=not self._one_call,
                 thinking_budget=budget,
+                grammar=either(self._calls, self._form, can_call=bool(self._tools)),
             )
 
 

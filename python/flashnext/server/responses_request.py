@@ -8,8 +8,9 @@ from typing import Any, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from flashnext.engine.sampling import Sampling
+from flashnext.grammar import Grammar
 from flashnext.server.chat_form import function_tools, in_call_order
-from flashnext.server.chat_request import CHOICE_LATER, Asked, Effort, template_options
+from flashnext.server.chat_request import Asked, Effort, template_options
 from flashnext.server.drawing import Drawn, check_top_logprobs, checked
 from flashnext.server.fields import (
     RESPONSES,
@@ -22,6 +23,7 @@ from flashnext.server.fields import (
 )
 from flashnext.server.responses_items import chat_of, input_items
 from flashnext.server.settings import Defaults
+from flashnext.server.structured import either, read_format, read_tool_choice
 from flashnext.text.jsontext import dumps
 from flashnext.text.messages import InvalidField, cut
 from flashnext.text.template import TemplateOptions
@@ -64,6 +66,7 @@ class ResponsesPrompt(BaseModel):
     _messages: list[dict[str, Any]] = PrivateAttr()
     _tools: list[Any] = PrivateAttr()
     _n_bytes: int = PrivateAttr()
+    _form: Grammar | None = PrivateAttr(None)
 
     @property
     def items(self) -> list[dict[str, Any]]:
@@ -87,8 +90,7 @@ class ResponsesPrompt(BaseModel):
         self._n_bytes = len(dumps(self._items))
         self._messages = chat_of(self._items, unknown)
         self._tools = function_tools(self.tools, "function", "parameters", TOOL, unknown)
-        if self.tool_choice not in ("auto", "none"):
-            raise InvalidField("tool_choice", CHOICE_LATER.format('"required" and named tools'))
+        self._calls(several=True)
         harmless = ("summary", "generate_summary", "context", "mode")
         options = known_options(self.reasoning, "reasoning", ("effort",), harmless, unknown)
         effort = options.get("effort")
@@ -98,12 +100,12 @@ class ResponsesPrompt(BaseModel):
                 f"expected one of {', '.join(get_args(Effort))}, found {cut(repr(effort), 80)}",
             )
         form = known_options(self.text, "text", ("format", "verbosity"), (), unknown)
-        if form.get("format", {"type": "text"}) != {"type": "text"}:
-            raise InvalidField(
-                "text.format", 'not supported yet; structured output is to come; give {"type": "text"}'
-            )
+        self._form = read_format(form.get("format", {"type": "text"}), "text.format")
         if form.get("verbosity", "medium") != "medium":
             raise InvalidField("text.verbosity", "the model knows no verbosity; ask for it in a message")
+
+    def _calls(self, *, several: bool) -> Grammar | None:
+        return read_tool_choice(self.tool_choice, self._tools, several=several)
 
     def chat(self, defaults: Defaults, before: Sequence[dict[str, Any]] = ()) -> Asked:
         """Read what is asked.
@@ -179,6 +181,7 @@ class ResponsesRequest(ResponsesPrompt, Drawn):
             InvalidField: A value out of its range.
         """
         cap = self.max_output_tokens
+        can_call = bool(self._tools) and self.tool_choice != "none"
         return self.drawn(
             defaults,
             context,
@@ -187,6 +190,7 @@ class ResponsesRequest(ResponsesPrompt, Drawn):
             logprobs=(self.top_logprobs or 0) if self.tells_logprobs else None,
             parallel_calls=self.parallel_tool_calls,
             thinking_budget=self.thinking_budget,
+            grammar=either(self._calls(several=self.parallel_tool_calls), self._form, can_call=can_call),
         )
 
 

@@ -13,7 +13,7 @@ from flashnext.contract.family import Data, Expected, Family, Shape, register
 from flashnext.contract.faults import Fault
 from flashnext.contract.launch import Builder, Frame, Launch
 from flashnext.contract.scalars import F32, Array, Scalar
-from flashnext.contract.structs import COUNT_LOGITS, SAMPLER_BLOCK, STRUCTS, counts, struct
+from flashnext.contract.structs import COUNT_LOGITS, MAX_WINDOW, SAMPLER_BLOCK, STRUCTS, counts, struct
 
 SPARE = 2
 INPUTS = "0 counts, 1 draws DrawRow[L], 2 logits float[L, vocab]"
@@ -32,22 +32,27 @@ RULES = (
 
 
 class DrawFamily(Family):
-    """A kernel over rows to draw; a shape has rows, vocab, valid, and whether logits are few and tied."""
+    """A kernel over rows to draw.
+
+    A shape has rows, vocab, valid, whether logits are few and tied, and whether masks apply; where they do
+    not, replies have some all the same.
+    """
 
     types = ()
     per_unit = ("logits",)
     envelope = "1 <= n_valid <= vocab, at most kMaxDrawn; bias by ascending id; counts where penalties are"
     shapes: ClassVar[Sequence[Shape]] = tuple(
-        {"rows": r, "vocab": v, "valid": n, "ties": t}
-        for r, v, n, t in (
-            (1, 7, 7, False),
-            (16, 9, 7, True),
-            (24, 64, 64, False),
-            (33, 300, 297, False),
-            (16, 1025, 1024, True),
-            (9, 2500, 2049, False),
-            (16, 8200, 8193, False),
-            (3, 20000, 19999, True),
+        {"rows": r, "vocab": v, "valid": n, "ties": t, "masked": m}
+        for r, v, n, t, m in (
+            (1, 7, 7, False, False),
+            (16, 9, 7, True, True),
+            (24, 64, 64, False, True),
+            (33, 300, 297, False, True),
+            (16, 1025, 1024, True, False),
+            (9, 2500, 2049, False, False),
+            (20, 2500, 2049, False, True),
+            (16, 8200, 8193, False, True),
+            (3, 20000, 19999, True, False),
         )
     )
 
@@ -73,15 +78,17 @@ class DrawFamily(Family):
             n_drafts += n_prompt % 2  # two drafts in three
             known = n_prompt + n_reply + n_drafts
             tokens = [int(t) for t in rng.choice(pool, known + 3)]
+            seed = int(rng.integers(1, 2**63, dtype=np.int64))
             texts.append(
-                Text(tokens, n_prompt, n_prompt + n_reply, known, int(rng.integers(1, 2**63, dtype=np.int64)))
+                Text(tokens, n_prompt, n_prompt + n_reply, known, seed, _mask(rng, shape, len(texts)))
             )
         return {"logits": logits, "texts": texts, "rules": [RULES[u % len(RULES)] for u in range(size[0])]}
 
     def of(self, shape: Shape, data: Data, unit: int) -> Draw:
         """One unit's draw."""
-        n = valid(shape, data)
-        return Draw(F32.encode(data["logits"][unit][:n]), data["rules"][unit], data["texts"][unit])
+        n, text = valid(shape, data), data["texts"][unit]
+        text = text if data.get("masked", shape["masked"]) else replace(text, mask=None)
+        return Draw(F32.encode(data["logits"][unit][:n]), data["rules"][unit], text)
 
     def inputs(self, b: Builder, data: Data, pick: Sequence[int]) -> None:
         """Add the first three slots."""
@@ -119,6 +126,8 @@ class DrawFamily(Family):
                 places["counts"] = np.stack([text.prompt(n), text.reply(n, counted=True)])
             if rules.bias:
                 places["bias"] = np.array(sorted(rules.bias.items()), STRUCTS["BiasEntry"])
+            if text.mask is not None:
+                places["masks"] = _words(text, n)
             for name, array in places.items():
                 b.put(f"{name} {i}", array)
                 b.address(f"reply {i}", fields[name][1], f"{name} {i}")
@@ -130,7 +139,8 @@ class DrawFamily(Family):
     def params(self, shape: Shape, data: Data) -> Any:
         """DrawParams."""
         n = valid(shape, data)
-        return struct("DrawParams", vocab=shape["vocab"], n_valid=n, count=COUNT_LOGITS)
+        masked = data.get("masked", shape["masked"])
+        return struct("DrawParams", vocab=shape["vocab"], n_valid=n, count=COUNT_LOGITS, masked=masked)
 
     def grid(self, shape: Shape, data: Data, pick: Sequence[int], frame: Frame) -> tuple[int, int]:
         """Tiles of ids and rows."""
@@ -151,6 +161,28 @@ class DrawFamily(Family):
         """Fields of one struct a block, of every unit."""
         rows = [of(self.of(shape, data, u)) for u in range(shape["rows"])]
         return {field: [row[field] for row in rows] for field in rows[0].dtype.names or ()}
+
+
+def _mask(rng: np.random.Generator, shape: Shape, unit: int) -> Array | None:
+    """Draw the ids that a grammar allows: of units in turn all, few, most, hardly any, none."""
+    share = (1.0, 0.1, 0.9, 1.0, 0.01, 0.0, 0.5)[unit % 7]
+    if share == 1:
+        return None
+    mask = rng.random(shape["vocab"]) < share
+    if shape["vocab"] > 2 * SAMPLER_BLOCK:
+        mask[SAMPLER_BLOCK : SAMPLER_BLOCK + 64] = unit % 2  # whole words, and of some units whole blocks
+    return mask
+
+
+def _words(text: Text, n: int) -> Array:
+    """Write a mask into its row of a reply's; the rows of other positions have the opposite."""
+    assert text.mask is not None
+    padded = np.zeros(-(-n // 32) * 32, bool)
+    padded[:n] = text.mask[:n]
+    row = np.packbits(padded, bitorder="little").view(np.uint32)
+    rows = np.tile(~row, (MAX_WINDOW, 1))
+    rows[text.position % MAX_WINDOW] = row
+    return rows
 
 
 def valid(shape: Shape, data: Data) -> int:
@@ -189,6 +221,13 @@ NEXT_POSITION = Fault(
 )
 
 
+def unmasked(shape: Shape) -> Sequence[Fault]:
+    """Plant masks that are not looked at, where there are any."""
+    if not shape["masked"]:
+        return ()
+    return (Fault("wrong mask: ids that a grammar forbids are drawn", "sums", lambda d: {"masked": 0}),)
+
+
 def beyond(shape: Shape) -> Sequence[Fault]:
     """Plant a read of ids beyond the valid ones, where there are any."""
     if shape["vocab"] == shape["valid"] or -(-shape["vocab"] // SAMPLER_BLOCK) != n_blocks(shape):
@@ -219,11 +258,11 @@ def last_block_dropped(shape: Shape) -> Sequence[Fault]:
 
 @register
 class DrawMax(DrawFamily):
-    """Per block the largest value, the largest logit, how many numbers, and where rules apply."""
+    """Per block the largest value, the largest logit, how many of each are numbers, and where rules apply."""
 
     name = "draw_max"
     nonfinite = "NaN never counts; a block of NaN gives -inf and no numbers; infinities are numbers"
-    order = "no sums; bias first, then repetition, then frequency and presence"
+    order = "no sums; bias first, then repetition, then frequency and presence, then the mask"
     launch_record = f"{INPUTS}, 3 maxima BlockMax[L, B]; grid (ceil(n_valid / tile), L); first of a draw"
 
     def launch(self, shape: Shape, scalar: Scalar, data: Data, pick: Sequence[int], frame: Frame) -> Launch:
@@ -240,7 +279,7 @@ class DrawMax(DrawFamily):
         if shape["rows"] < 9:
             return ()
         faults = [] if shape["ties"] else [AS_PROMPT]  # tied values hide it behind equal ones
-        return (*faults, UNCOUNTED, *beyond(shape), *last_block_dropped(shape))
+        return (*faults, UNCOUNTED, *unmasked(shape), *beyond(shape), *last_block_dropped(shape))
 
 
 @register
@@ -269,7 +308,8 @@ class DrawBlocks(DrawFamily):
     def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
         if shape["rows"] < 9:
             return ()
-        return (NEXT_POSITION, UNSCALED, UNCOUNTED, *beyond(shape), *last_block_dropped(shape))
+        faults = (NEXT_POSITION, UNSCALED, UNCOUNTED, *unmasked(shape))
+        return (*faults, *beyond(shape), *last_block_dropped(shape))
 
 
 @register
@@ -277,7 +317,9 @@ class DrawPick(DrawFamily):
     """The token of each row."""
 
     name = "draw_pick"
-    nonfinite = "NaN is never drawn; all NaN gives -1; infinities are numbers"
+    nonfinite = (
+        "NaN, and what a mask leaves out, is never drawn; nothing left gives -1; infinities are numbers"
+    )
     order = "weights by value descending, then id; those of the vocabulary by block; ties to the lower id"
     launch_record = (
         f"{INPUTS}, 3 maxima BlockMax[L, B], 4 parts BlockPart[L, B], 5 out int32[L]; grid (L); "
@@ -300,7 +342,7 @@ class DrawPick(DrawFamily):
     def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
         if shape["rows"] < 9:
             return ()
-        faults = [NEXT_POSITION, UNSCALED, UNCOUNTED, *beyond(shape)]
+        faults = [NEXT_POSITION, UNSCALED, UNCOUNTED, *unmasked(shape), *beyond(shape)]
         if shape["ties"]:
             ids = np.arange(shape["vocab"])
             faults.append(

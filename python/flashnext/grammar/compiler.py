@@ -1,0 +1,222 @@
+"""Compiles grammars for one vocabulary, within bounds of size, depth and work, by llguidance."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from flashnext.grammar import schema as schemas
+from flashnext.grammar.spec import Grammar, GrammarError
+from flashnext.grammar.tools import calls_lark
+
+WHITE_SPACE = r"[ ]|\n[ ]{0,32}"
+"""What may stand between the parts of a JSON text: one space, or a line break and some indentation."""
+
+MAX_REGEX_CHARS = 16_384
+MAX_NESTING = 100
+"""Deepest brackets of a regex or a grammar."""
+_DIAGNOSED = 256
+"""Schemas within one that are tried alone, to say where it fails."""
+
+# Work is counted, not timed, so that what is refused is the same on every machine: a grammar is built in at
+# most about a second, a mask in some milliseconds.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=2_000_000,
+    step_lexer_fuel=200_000,
+    step_max_items=50_000,
+    max_lexer_states=50_000,
+    max_grammar_size=200_000,
+    verbose_errors=False,
+)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens that grammars are compiled for.
+
+    Attributes:
+        tokens: The bytes of each id that can be drawn.
+        control_ids: Ids of the control tokens by their spelling. No grammar allows one but those of the
+            format of calls.
+        end_ids: Ids by which the model ends its turn.
+        encode: Ids of some text.
+    """
+
+    tokens: Sequence[bytes]
+    control_ids: Mapping[str, int]
+    end_ids: Sequence[int]
+    encode: Callable[[str], list[int]]
+
+    @cached_property
+    def n_words(self) -> int:
+        """Words of a mask."""
+        return -(-len(self.tokens) // 32)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A grammar that is ready for replies; each has a matcher of its own."""
+
+    vocabulary: Vocabulary
+    matcher: LLMatcher
+
+
+class _Wrapped:
+    """The vocabulary as llguidance asks for it."""
+
+    bos_token_id = None
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.eos_token_id = vocabulary.end_ids[0]
+        self.tokens = vocabulary.tokens
+        self.special_token_ids = sorted(vocabulary.control_ids.values())
+        self._encode = vocabulary.encode
+
+    def __call__(self, text: str | bytes) -> list[int]:
+        if isinstance(text, bytes):
+            raise TypeError("text is encoded, not bytes")  # that is how llguidance finds out
+        return self._encode(text)
+
+
+class Compiler:
+    """Compiles for one vocabulary. Its methods may be called from any thread."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        """Read the vocabulary, which takes a second for 250,000 tokens.
+
+        Raises:
+            GrammarError: It has no token that ends a turn.
+        """
+        if not vocabulary.end_ids:
+            raise GrammarError("this checkpoint names no token that ends a reply")
+        self.vocabulary = vocabulary
+        self._tokenizer = LLTokenizer(
+            TokenizerWrapper(_Wrapped(vocabulary)),
+            n_vocab=len(vocabulary.tokens),
+            eos_token=list(vocabulary.end_ids),
+        )
+
+    def compile(self, grammar: Grammar) -> Compiled:
+        """Compile a grammar.
+
+        Raises:
+            GrammarError: It cannot be enforced, or is too large.
+        """
+        if grammar.kind == "json":
+            source = self._json(json.loads(grammar.source), grammar.strict)
+        elif grammar.kind == "regex":
+            if wrong := _wrong_regex(grammar.source):
+                raise GrammarError(wrong)
+            source = LLMatcher.grammar_from_regex(grammar.source)
+        elif grammar.kind == "choice":
+            rules = " | ".join(lark_text(one) for one in json.loads(grammar.source))
+            source = LLMatcher.grammar_from_lark(f"start: {rules}")
+        elif grammar.kind == "calls":
+            asked = json.loads(grammar.source)
+            lark = calls_lark(
+                asked["tools"],
+                several=asked["several"],
+                tags=self.vocabulary.control_ids,
+                check=lambda schema: self._checked(schema, strict=False),
+            )
+            source = LLMatcher.grammar_from_lark(lark)
+        elif grammar.kind == "lark":
+            _require_shallow_text(grammar.source)
+            source = LLMatcher.grammar_from_lark(grammar.source)
+        else:
+            raise GrammarError(f"unknown kind {grammar.kind!r}")
+        matcher = self._matcher(source)
+        if matcher.is_error():
+            raise self._failure(grammar, matcher.get_error())
+        if grammar.kind == "json" and matcher.is_accepting():
+            raise GrammarError("no JSON is valid under it: it leads to itself")
+        if not any(matcher.compute_bitmask()) or matcher.is_error():
+            raise self._failure(grammar, matcher.get_error() or "nothing matches it")
+        return Compiled(self.vocabulary, matcher)
+
+    def _matcher(self, source: str) -> LLMatcher:
+        return LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
+
+    def _checked(self, schema: Any, strict: bool) -> Any:
+        return schemas.check(schema, strict=strict, check_pattern=_wrong_regex)
+
+    def _json(self, schema: Any, strict: bool) -> str:
+        return _of_schema(self._checked(schema, strict))
+
+    def _failure(self, grammar: Grammar, error: str) -> GrammarError:
+        """Say what is wrong, and of a schema where: in the innermost schema that fails by itself."""
+        if grammar.kind != "json":
+            return GrammarError(first_line(error))
+        root = schemas.check(json.loads(grammar.source), strict=False, check_pattern=lambda pattern: "")
+        shared = {
+            key: root[key] for key in ("$defs", "definitions") if isinstance(root, dict) and key in root
+        }
+        found = GrammarError(first_line(error))
+        for node in sorted(list(schemas.nodes(root))[:_DIAGNOSED], key=lambda node: -node.depth):
+            if not isinstance(node.schema, Mapping) or not node.pointer:
+                continue
+            matcher = self._matcher(_of_schema({**node.schema, **shared}))
+            # A reference to elsewhere in the schema cannot be followed here.
+            if matcher.is_error() and "does not exist" not in matcher.get_error():
+                return GrammarError(first_line(matcher.get_error()), node.pointer)
+        return found
+
+
+def _of_schema(schema: Any) -> str:
+    if schema is False:
+        raise GrammarError("nothing is valid under it")
+    schema = {} if schema is True else schema
+    return LLMatcher.grammar_from_json_schema(
+        json.dumps(schema), overrides={"whitespace_pattern": WHITE_SPACE}
+    )
+
+
+def _wrong_regex(pattern: str) -> str:
+    """Say what is wrong with a regular expression; "" for nothing."""
+    if len(pattern) > MAX_REGEX_CHARS:
+        return f"a regular expression of {len(pattern)} characters, at most {MAX_REGEX_CHARS} are supported"
+    if nesting(pattern) > MAX_NESTING:
+        return f"brackets are nested deeper than {MAX_NESTING}"
+    if re.search(r"(?<!\\)(?:\\\\)*\(\?(?:<?[=!])", pattern):
+        return "look-around is not supported in a regular expression"
+    wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern), limits=_LIMITS)
+    return first_line(wrong) if wrong and not wrong.startswith("WARNING") else ""
+
+
+def _require_shallow_text(text: str) -> None:
+    if nesting(text) > MAX_NESTING:
+        raise GrammarError(f"brackets are nested deeper than {MAX_NESTING}")
+
+
+def nesting(text: str) -> int:
+    """Find how deep brackets are nested, at most."""
+    depth = most = 0
+    for char in text:
+        if char in "([{":
+            depth += 1
+            most = max(most, depth)
+        elif char in ")]}":
+            depth = max(0, depth - 1)
+    return most
+
+
+def lark_text(text: str) -> str:
+    """Write some text as a literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def first_line(error: str) -> str:
+    """Keep of llguidance's message what says what is wrong: the line of the reason, not the excerpt."""
+    if error.startswith("oneOf"):
+        return "the alternatives of oneOf have to exclude each other by their types or constants; give anyOf"
+    if error.startswith("NoExtension"):
+        return "nothing matches it"
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
+    return (reason or (lines[0] if lines else "it cannot be compiled"))[:300]

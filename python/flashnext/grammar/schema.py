@@ -1,0 +1,288 @@
+"""Checks a JSON schema for what can be enforced, and says by JSON pointer where it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote
+
+from flashnext.grammar.spec import GrammarError
+
+MAX_DEPTH = 64
+"""Deepest nesting of values in a schema."""
+MAX_SCHEMAS = 8192
+"""Most schemas within one."""
+
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+
+# Keywords that hold schemas: one, a list of them, or a mapping of names to them.
+_ONE = ("items", "additionalProperties", "additionalItems")
+_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+
+# Keywords that constrain and cannot be enforced while a reply is written; the values that ask for nothing.
+_UNENFORCEABLE: dict[str, tuple[Any, ...]] = {
+    "not": (False,),
+    "if": (),
+    "contains": (),
+    "dependencies": ({},),
+    "dependentRequired": ({},),
+    "dependentSchemas": ({},),
+    "propertyNames": (True, {}),
+    "unevaluatedItems": (True, {}),
+    "unevaluatedProperties": (True, {}),
+    "uniqueItems": (False,),
+    "$dynamicRef": (),
+    "$recursiveRef": (),
+}
+_WITH_CONTAINS = ("minContains", "maxContains", "then", "else")  # nothing without the keyword they belong to
+
+FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
+)
+
+_DRAFTS = ("https://json-schema.org/draft/", "http://json-schema.org/draft")
+
+_COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
+_NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+
+
+@dataclass(frozen=True)
+class Node:
+    """A schema within a schema."""
+
+    schema: Any
+    pointer: str
+    depth: int
+
+
+def nodes(root: Any) -> Iterator[Node]:
+    """Walk all schemas, each before those in it.
+
+    Raises:
+        GrammarError: There are too many, or a keyword does not hold what it should.
+    """
+    stack, n = [Node(root, "", 0)], 0
+    while stack:
+        node = stack.pop()
+        n += 1
+        if n > MAX_SCHEMAS:
+            raise GrammarError(f"it holds more than {MAX_SCHEMAS} schemas")
+        if node.depth > MAX_DEPTH:
+            raise GrammarError(f"it is nested deeper than {MAX_DEPTH} levels", cut(node.pointer))
+        yield node
+        if isinstance(node.schema, Mapping):
+            stack += reversed(list(_within(node)))
+
+
+def _within(node: Node) -> Iterator[Node]:
+    for key in _ONE:
+        value = node.schema.get(key)
+        if isinstance(value, list) and key == "items":  # of older drafts
+            raise GrammarError("a list of schemas; give prefixItems", f"{node.pointer}/items")
+        if value is not None:
+            yield Node(value, f"{node.pointer}/{key}", node.depth + 1)
+    for key in _LISTS:
+        value = node.schema.get(key, [])
+        if not isinstance(value, list):
+            raise GrammarError(f"expected a list of schemas, found {_kind(value)}", f"{node.pointer}/{key}")
+        for i, one in enumerate(value):
+            yield Node(one, f"{node.pointer}/{key}/{i}", node.depth + 1)
+    for key in _MAPS:
+        value = node.schema.get(key, {})
+        if not isinstance(value, Mapping):
+            raise GrammarError(f"expected an object, found {_kind(value)}", f"{node.pointer}/{key}")
+        for name, one in value.items():
+            yield Node(one, f"{node.pointer}/{key}/{escape(name)}", node.depth + 1)
+
+
+def check(root: Any, *, strict: bool, check_pattern: Callable[[str], str]) -> Any:
+    """Check a schema.
+
+    Args:
+        root: The schema.
+        strict: Whether its objects have to be closed and their properties required.
+        check_pattern: Says what is wrong with a regular expression, "" for nothing.
+
+    Returns:
+        The schema without keywords whose values ask for nothing.
+
+    Raises:
+        GrammarError: It cannot be enforced; with the pointer of what cannot.
+    """
+    require_shallow(root)
+    draft = root.get("$schema", _DRAFTS[0]) if isinstance(root, Mapping) else _DRAFTS[0]
+    if not isinstance(draft, str) or not draft.startswith(_DRAFTS):
+        raise GrammarError(f"{draft!r} is no draft of JSON schema that is known here"[:300], "/$schema")
+    for node in nodes(root):
+        if isinstance(node.schema, bool):
+            continue
+        if not isinstance(node.schema, Mapping):
+            raise GrammarError(f"expected a schema, found {_kind(node.schema)}", node.pointer)
+        _check_keywords(node)
+        _check_values(node, check_pattern)
+        if "$ref" in node.schema:
+            _check_ref(root, node)
+        if strict:
+            _check_strict(node)
+    return _without_neutral(root)
+
+
+def require_shallow(value: Any) -> None:
+    """Refuse nesting that is too deep for those who read a schema by recursion.
+
+    Raises:
+        GrammarError: It is.
+    """
+    level = [value]
+    for _ in range(2 * MAX_DEPTH):
+        level = [one for outer in level for one in _items(outer)]
+        if not level:
+            return
+    raise GrammarError(f"it is nested deeper than {2 * MAX_DEPTH} levels")
+
+
+def _items(value: Any) -> Iterator[Any]:
+    if isinstance(value, Mapping):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+def _check_keywords(node: Node) -> None:
+    for key, neutral in _UNENFORCEABLE.items():
+        value = node.schema.get(key, ...)
+        if value is not ... and not any(_same(value, one) for one in neutral):
+            raise GrammarError(f"the keyword {key!r} is not supported", f"{node.pointer}/{escape(key)}")
+
+
+def _check_values(node: Node, check_pattern: Callable[[str], str]) -> None:
+    schema = node.schema
+    kinds = schema.get("type", [])
+    for kind in kinds if isinstance(kinds, list) else [kinds]:
+        if kind not in TYPES:
+            raise GrammarError(
+                f"unknown type {kind!r}, expected one of {', '.join(TYPES)}"[:300], f"{node.pointer}/type"
+            )
+    for key in _COUNTS:
+        value = schema.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
+            raise GrammarError(f"expected a count, found {value!r}"[:200], f"{node.pointer}/{key}")
+    for key in _NUMBERS:
+        value = schema.get(key, 1)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise GrammarError(f"expected a number, found {value!r}"[:200], f"{node.pointer}/{key}")
+    if schema.get("multipleOf", 1) <= 0:
+        raise GrammarError("expected a number above 0", f"{node.pointer}/multipleOf")
+    required = schema.get("required", [])
+    if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+        raise GrammarError("expected a list of names", f"{node.pointer}/required")
+    values = schema.get("enum", [None])
+    if not isinstance(values, list) or not values:
+        raise GrammarError("expected a list of one value or more", f"{node.pointer}/enum")
+    kind = schema.get("format")
+    if kind is not None and kind not in FORMATS:
+        raise GrammarError(
+            f"the format {kind!r} is not supported; those that are: {', '.join(sorted(FORMATS))}"[:400],
+            f"{node.pointer}/format",
+        )
+    patterns = {f"{node.pointer}/pattern": schema["pattern"]} if "pattern" in schema else {}
+    for name in schema.get("patternProperties", {}):
+        patterns[f"{node.pointer}/patternProperties/{escape(name)}"] = name
+    for pointer, pattern in patterns.items():
+        if not isinstance(pattern, str):
+            raise GrammarError("expected a regular expression", pointer)
+        if wrong := check_pattern(pattern):
+            raise GrammarError(wrong, pointer)
+
+
+def _check_ref(root: Any, node: Node) -> None:
+    seen: set[str] = set()
+    schema, pointer = node.schema, f"{node.pointer}/$ref"
+    while isinstance(schema, Mapping) and "$ref" in schema:
+        ref = schema["$ref"]
+        if not isinstance(ref, str) or not (ref == "#" or ref.startswith("#/")):
+            raise GrammarError(f"{ref!r} is not of this schema; give a $ref like #/$defs/NAME"[:300], pointer)
+        if ref in seen:
+            raise GrammarError(f"{ref!r} leads to itself"[:300], pointer)
+        seen.add(ref)
+        try:
+            schema = resolve(root, ref)
+        except KeyError:
+            raise GrammarError(f"{ref!r} leads nowhere"[:300], pointer) from None
+
+
+def resolve(root: Any, ref: str) -> Any:
+    """Find what a local reference names.
+
+    Raises:
+        KeyError: It names nothing.
+    """
+    found = root
+    for part in ref.removeprefix("#").split("/")[1:]:
+        name = unquote(part).replace("~1", "/").replace("~0", "~")
+        if isinstance(found, Mapping):
+            found = found[name]
+        elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            raise KeyError(ref)
+    return found
+
+
+def _check_strict(node: Node) -> None:
+    schema = node.schema
+    if "properties" not in schema and schema.get("type") != "object":
+        return
+    if schema.get("additionalProperties") is not False:
+        raise GrammarError(
+            "strict needs it to be false in every object", f"{node.pointer}/additionalProperties"
+        )
+    missing = [name for name in schema.get("properties", {}) if name not in schema.get("required", [])]
+    if missing:
+        raise GrammarError(
+            f"strict needs every property to be required, and {missing[0]!r} is not"[:300],
+            f"{node.pointer}/required",
+        )
+
+
+def _without_neutral(schema: Any) -> Any:
+    """Leave out the keywords that ask for nothing."""
+    if not isinstance(schema, Mapping):
+        return schema
+    out: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _UNENFORCEABLE or key in _WITH_CONTAINS:
+            continue
+        if key in _ONE:
+            out[key] = _without_neutral(value)
+        elif key in _LISTS:
+            out[key] = [_without_neutral(one) for one in value]
+        elif key in _MAPS:
+            out[key] = {name: _without_neutral(one) for name, one in value.items()}
+        elif key in _COUNTS:
+            out[key] = int(value)  # 2.0 is a count too
+        else:
+            out[key] = value
+    return out
+
+
+def escape(name: str) -> str:
+    """Write a name as a part of a JSON pointer."""
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def cut(pointer: str) -> str:
+    """Shorten a long pointer."""
+    return pointer if len(pointer) <= 200 else pointer[:200] + "..."
+
+
+def _kind(value: Any) -> str:
+    return {dict: "an object", list: "a list", str: "text", bool: "true or false"}.get(
+        type(value), repr(value)[:80]
+    )
+
+
+def _same(a: Any, b: Any) -> bool:
+    return bool(a == b) and isinstance(a, bool) == isinstance(b, bool)

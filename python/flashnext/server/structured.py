@@ -1,0 +1,182 @@
+"""The fields by which a request asks for structured output, and the grammar that they mean."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flashnext.grammar import Grammar, GrammarError
+from flashnext.text.messages import InvalidField, canonical_tools, cut
+
+FIELDS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+)
+KINDS = ("json", "json_object", "regex", "choice", "grammar")
+"""The keys of `structured_outputs`, of which one is given."""
+
+_FORMATS = '"text", "json_object" or "json_schema"'
+
+
+def read_grammar(fields: Mapping[str, Any]) -> Grammar | None:
+    """Read what a reply is to match.
+
+    Args:
+        fields: Values of the request by name, of FIELDS; None where it has none.
+
+    Returns:
+        None where all text will do.
+
+    Raises:
+        InvalidField: A field that is wrong, or two that ask for something.
+    """
+    found: list[Grammar] = []
+    for name in FIELDS:
+        value = fields.get(name)
+        if value is None:
+            continue
+        if name == "response_format":
+            grammar = read_format(value, name)
+        elif name == "structured_outputs":
+            grammar = _structured(value)
+        else:
+            grammar = _of_kind(name.removeprefix("guided_"), value, name)
+        if grammar is not None:
+            found.append(grammar)
+    if len(found) > 1:
+        raise InvalidField(found[1].field, f"{found[0].field} says what the reply is; give one of the two")
+    return found[0] if found else None
+
+
+def read_format(value: Any, field: str) -> Grammar | None:
+    """Read a `response_format`, or the `format` of the responses route, whose schema stands in it itself."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.json_object(field)
+    if kind != "json_schema":
+        raise InvalidField(field, f"expected an object whose type is {_FORMATS}, found {value!r}"[:200])
+    nested = value.get("json_schema", value)
+    inside = f"{field}.json_schema" if "json_schema" in value else field
+    schema = nested.get("schema") if isinstance(nested, Mapping) else None
+    if schema is None:
+        raise InvalidField(f"{inside}.schema", "missing")
+    strict = nested.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise InvalidField(f"{inside}.strict", f"should be true or false, found {cut(repr(strict), 80)}")
+    return _schema(schema, f"{inside}.schema", strict=bool(strict))
+
+
+def _structured(value: Any) -> Grammar | None:
+    if not isinstance(value, Mapping):
+        raise InvalidField("structured_outputs", f"should be an object, found {cut(repr(value), 80)}")
+    given = {key: one for key, one in value.items() if one is not None and one is not False}
+    for key in given:
+        if key not in KINDS:
+            raise InvalidField(f"structured_outputs.{key}", f"unknown; give one of {', '.join(KINDS)}")
+    if len(given) != 1:
+        raise InvalidField("structured_outputs", f"give one of {', '.join(KINDS)}")
+    [(key, one)] = given.items()
+    return _of_kind(key, one, f"structured_outputs.{key}")
+
+
+def _of_kind(kind: str, value: Any, field: str) -> Grammar:
+    if kind == "json_object":
+        if value is not True:
+            raise InvalidField(field, f"should be true, found {cut(repr(value), 80)}")
+        return Grammar.json_object(field)
+    if kind == "json":
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except (ValueError, RecursionError):
+                raise InvalidField(field, "the text is not a JSON schema") from None
+        return _schema(value, field)
+    if kind == "choice":
+        if not isinstance(value, list):
+            raise InvalidField(field, f"should be a list of texts, found {cut(repr(value), 80)}")
+    elif not isinstance(value, str) or not value:
+        raise InvalidField(field, f"should be text, found {cut(repr(value), 80)}")
+    try:
+        if kind == "choice":
+            return Grammar.choice(value, field)
+        return Grammar.regex(value, field) if kind == "regex" else Grammar.lark(value, field)
+    except GrammarError as error:
+        raise InvalidField(field, str(error)) from None
+
+
+def _schema(schema: Any, field: str, *, strict: bool = False) -> Grammar:
+    if not isinstance(schema, Mapping | bool):
+        raise InvalidField(field, f"should be a JSON schema, found {cut(repr(schema), 80)}")
+    try:
+        return Grammar.json_schema(schema, strict=strict, field=field)
+    except GrammarError as error:
+        raise InvalidField(field, str(error)) from None
+
+
+def read_tool_choice(choice: Any, tools: Sequence[Any] | None, *, several: bool) -> Grammar | None:
+    """Read which tools a reply has to call.
+
+    Args:
+        choice: "auto", "none", "required", or a function by its name.
+        tools: The tools of the request, in OpenAI's form.
+        several: Whether a reply may make more than one call.
+
+    Returns:
+        None where it need not call any.
+
+    Raises:
+        InvalidField: Another choice, or a tool that is not there.
+    """
+    if choice in ("auto", "none"):
+        return None
+    known = canonical_tools(tools) or []
+    if choice == "required":
+        if not known:
+            raise InvalidField("tool_choice", "a call is required, and there are no tools; give some")
+        return _calls(known, several)
+    name = _named(choice)
+    named = [tool for tool in known if tool["function"]["name"] == name]
+    if not named:
+        raise InvalidField("tool_choice", f"{name!r} is not one of the tools"[:200])
+    return _calls(named, False)
+
+
+def either(calls: Grammar | None, form: Grammar | None, *, can_call: bool) -> Grammar | None:
+    """Choose between the calls that a reply has to make and the form of its text.
+
+    Raises:
+        InvalidField: There is a form, and tools that could be called.
+    """
+    if form is not None and can_call:
+        raise InvalidField(
+            form.field, "a reply that has to match it calls no tools; leave them out, or choose none of them"
+        )
+    return calls or form
+
+
+def _named(choice: Any) -> str:
+    """Find the name of a function, which the routes write in two ways."""
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
+        function = choice.get("function", choice)
+        name = function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(name, str):
+            return name
+    raise InvalidField(
+        "tool_choice",
+        f'expected "auto", "none", "required" or {{"type": "function", "function": {{"name": ...}}}}, '
+        f"found {cut(repr(choice), 100)}",
+    )
+
+
+def _calls(tools: Sequence[Mapping[str, Any]], several: bool) -> Grammar:
+    try:
+        return Grammar.calls(tools, several=several, field="tools")
+    except GrammarError as error:
+        raise InvalidField("tools", str(error)) from None
