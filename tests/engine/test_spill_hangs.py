@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flashnext.engine import spill_files as files
 from flashnext.engine import spill_states
+from flashnext.engine.caching import Caching
 from flashnext.engine.on_disk import HANG_S
 from flashnext.engine.radix import row_keys
 from flashnext.errors import OutOfPages
@@ -72,6 +73,26 @@ def test_nobody_is_ended_for_pages_that_come_free_in_a_moment(tmp_path: Path) ->
     ends.set()
     server.run()
     assert waits.events()[-1].finish_reason == "length"
+    server.settle()
+    server.close()
+
+
+def test_nobody_is_ended_for_pages_that_came_free_after_the_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, n_pages=20)
+    held = [server.core.take_page(None) for _ in range(15)]  # as a mark does that goes into the pool
+
+    def ended(caching: Caching) -> bool:
+        while held:
+            server.core.give_back(held.pop())
+        return False
+
+    monkeypatch.setattr(Caching, "going_on", property(ended))
+    client = add(server.scheduler, prompt(100, 3), max_tokens=2)
+    server.run()
+    assert client.token_ids() == counting(prompt(100, 3))[:2]
+    monkeypatch.undo()
     server.settle()
     server.close()
 
