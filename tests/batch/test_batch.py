@@ -87,7 +87,7 @@ def test_a_batch_that_is_killed_three_times_equals_one_that_is_not(tmp_path: Pat
     whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
     assert run(source, whole).returncode == SOME_FAILED
     there: list[str] = []
-    for most in sorted(rng.sample(range(1, n - 100), 3)):
+    for most in sorted(rng.sample(range(1, n // 2), 3)):
         process = subprocess.Popen(
             [*BATCH, str(source), "-o", str(killed)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
@@ -95,7 +95,9 @@ def test_a_batch_that_is_killed_three_times_equals_one_that_is_not(tmp_path: Pat
             until(partial(has_lines, killed, max(most, len(there)), process), "no more lines came", MOST_S)
         finally:
             process.kill()
-        assert b"Traceback" not in process.communicate()[1] and process.returncode == -signal.SIGKILL
+        assert b"Traceback" not in process.communicate()[1]
+        # Where this process sleeps for long enough, the batch is at its end before it is killed.
+        assert process.returncode in (-signal.SIGKILL, SOME_FAILED)
         data = killed.read_bytes()
         if rng.random() < 0.5:  # as it is where the kill comes in the middle of a line
             data = data[: -rng.randrange(2, 50)]
@@ -236,14 +238,14 @@ def test_ctrl_c_ends_it_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*BATCH, str(source), "-o", str(target)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    until(lambda: target.exists() and lines_of(target) == 1, "the first line was not answered", MOST_S)
+    until(lambda: target.exists() and lines_of(target) >= 1, "the first line was not answered", MOST_S)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=MOST_S)
     assert (process.returncode, out) == (130, "")
     # On a slow machine there are lines of progress before it.
-    last = err.splitlines()[-1]
-    assert last == "flashnext: 1 of 31 lines are answered; run the same line again to go on"
-    assert len(read(target)) == 1
+    last, n = err.splitlines()[-1], lines_of(target)
+    assert last == f"flashnext: {n} of 31 lines are answered; run the same line again to go on"
+    assert 1 <= n == len(read(target)) < 31
 
 
 def test_the_documented_statuses_and_codes_are_those_that_come(tmp_path: Path) -> None:

@@ -6,13 +6,15 @@ import asyncio
 import fcntl
 import json
 import os
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flashnext.batch.lines import Line, Reading, count_lines
 from flashnext.batch.output import Output, written
-from flashnext.batch.work import Answer, answer_lines
+from flashnext.batch.work import PATIENCE_S, Answer, answer_lines
 from flashnext.errors import FlashnextError, InvalidArgument
 
 READING = Reading(("/v1/chat/completions", "/v1/completions"), "tiny", max_bytes=500)
@@ -207,6 +209,76 @@ def test_what_is_only_busy_is_asked_again(tmp_path: Path) -> None:
     post = Asked(busy("memory_short"), busy("queue_full"))
     found = work(tmp_path / "out.jsonl", post, [line(1)])
     assert found[1]["response"]["status_code"] == 200 and len(post.bodies) == 3
+
+
+class Refusing:
+    """A route that refuses for a while, or for ever; a look at its clock takes a second.
+
+    Attributes:
+        n: How often each line is refused; None for ever.
+        held: Lines that are answered only once another one was refused so often.
+    """
+
+    def __init__(self, n: int | None, held: dict[str, int] | None = None) -> None:
+        self.n, self.held = n, held or {}
+        self.now_s = 0.0
+        self.refused: Counter[str] = Counter()
+        self.why: list[str] = []
+
+    def clock_s(self) -> float:
+        self.now_s += 1.0
+        return self.now_s
+
+    async def __call__(self, url: str, body: bytes) -> Answer:
+        prompt = json.loads(body)["prompt"]
+        if prompt in self.held:
+            while sum(self.refused.values()) < self.held[prompt]:
+                await asyncio.sleep(0)
+            self.n = 0
+        elif self.n is None or self.refused[prompt] < self.n:
+            self.refused[prompt] += 1
+            return busy("memory_short")
+        return Answer(200, "req_1", {"system_fingerprint": "fp"})
+
+    def work(self, path: Path, lines: list[Line]) -> list[int]:
+        with Output(path) as output:
+            asyncio.run(
+                answer_lines(
+                    lines,
+                    output,
+                    self,
+                    ahead=2,
+                    fingerprint="fp",
+                    waits=self.why.append,
+                    clock_s=self.clock_s,
+                )
+            )
+        answers = [json.loads(text) for text in path.read_text().splitlines()]
+        return [one["response"]["status_code"] for one in answers]
+
+
+def prompting(*prompts: str) -> list[Line]:
+    return [replace(line(i), body={"prompt": prompt}) for i, prompt in enumerate(prompts, 1)]
+
+
+@pytest.mark.timeout(60)
+def test_a_batch_whose_lines_are_all_refused_for_ever_says_why_and_ends(tmp_path: Path) -> None:
+    route = Refusing(None)
+    assert route.work(tmp_path / "out.jsonl", prompting("a", "b", "c")) == [503] * 3
+    assert route.why == ["it is memory_short"]
+    assert route.now_s >= PATIENCE_S and min(route.refused.values()) > 1
+
+
+def test_lines_that_are_refused_for_less_than_that_are_answered(tmp_path: Path) -> None:
+    route = Refusing(10)
+    assert route.work(tmp_path / "out.jsonl", prompting("a", "b")) == [200] * 2
+    assert route.why == ["it is memory_short"]
+
+
+def test_a_line_is_asked_again_for_as_long_as_another_one_is_being_answered(tmp_path: Path) -> None:
+    route = Refusing(None, {"long": 10 * int(PATIENCE_S)})
+    assert route.work(tmp_path / "out.jsonl", prompting("long", "a")) == [200] * 2
+    assert route.why == [] and route.now_s > PATIENCE_S
 
 
 def test_an_error_that_is_the_requests_own_is_its_answer(tmp_path: Path) -> None:

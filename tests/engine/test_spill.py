@@ -27,7 +27,7 @@ from flashnext.engine.pace import COOL_S
 from flashnext.engine.radix import Keys, row_keys
 from flashnext.engine.spill import Spill
 from support.fake_core import BLOCK_BYTES, PAGE
-from support.spilling import GIB, IDENTITY, Server, end, prompt, spilled
+from support.spilling import GIB, IDENTITY, MOST_S, Server, end, hang, prompt, spilled
 
 # --- what is written comes back
 
@@ -69,11 +69,11 @@ def test_what_only_memory_has_is_written_when_the_engine_is_closed(tmp_path: Pat
 def test_a_disk_that_hangs_holds_the_end_up_for_a_moment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(on_disk, "SAVE_S", 0.2)
     server = Server(tmp_path)
     server.ask(prompt(40), [end(24)], max_tokens=1, stops=())
-    hangs, write = threading.Event(), files.write
-    monkeypatch.setattr(files, "write", lambda *args: (hangs.wait(60), write(*args)))
+    begun, hangs = hang(monkeypatch, "write")
+    monkeypatch.setattr(on_disk, "time", SimpleNamespace(monotonic=lambda: 1e9 * begun.is_set()))
+    server.spill.close_s = 0.05
     server.scheduler.end_all(EngineClosed("over"))
     assert server.spill.n_waiting == 1
     hangs.set()
@@ -177,7 +177,7 @@ def test_an_engine_that_sleeps_is_woken_when_the_next_mark_may_be_written(tmp_pa
     for first in range(1, 7):
         server.ask(prompt(60, first), [end(50, Kind.SYSTEM)], max_tokens=1, stops=())
     while server.counts.spilled < 6:
-        assert woken.wait(10), "nobody wakes it"
+        assert woken.wait(MOST_S), "nobody wakes it"
         woken.clear()
         server.caching.tend()
     server.settle()

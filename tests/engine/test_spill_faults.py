@@ -22,7 +22,7 @@ from flashnext.engine.pace import COOL_S
 from flashnext.engine.radix import Keys, row_keys
 from flashnext.errors import OutOfPages
 from support.fake_core import PAGE
-from support.spilling import IDENTITY, Server, end, prompt, spilled
+from support.spilling import IDENTITY, MOST_S, Server, end, prompt, spilled
 
 
 def two_that_share(folder: Path) -> tuple[list[list[int]], list[str]]:
@@ -46,12 +46,12 @@ def looked_at(
 
     def slow(path: Path) -> files.Entry:
         if path.name == last:
-            ends.wait(60)
+            ends.wait()
         return read_head(path)
 
     monkeypatch.setattr(files, "read_head", slow)
     server = Server(folder, settle=False)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + MOST_S
     while server.caching.cache.find_mark(rows_of(key)) is None:
         assert time.monotonic() < deadline, "it is never found"
         server.caching.tend()

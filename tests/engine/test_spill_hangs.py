@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from flashnext.engine import spill_files as files
 from flashnext.engine import spill_states
+from flashnext.engine.caching import Caching
 from flashnext.engine.on_disk import HANG_S
 from flashnext.engine.radix import row_keys
 from flashnext.errors import OutOfPages
 from support.jobs import add
-from support.spilling import Server, counting, end, hang, prompt, spilled, step_until_loading
+from support.spilling import MOST_S, Server, counting, end, hang, prompt, spilled, step_until_loading
 
 
 def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
@@ -25,7 +26,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     server.ask(prompt(60), [end(50)])
     server.settle()
     hangs = threading.Event()
-    server.core.reading = lambda: hangs.wait(30)
+    server.core.reading = lambda: hangs.wait()
     server.disk.ahead_bytes = 1 << 40
     for first in range(50, 58):
         server.ask(prompt(60, first), [end(50)], max_tokens=1)
@@ -38,7 +39,7 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
 def test_a_mark_that_does_not_come_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = spilled(tmp_path)
     hangs = threading.Event()
-    monkeypatch.setattr(files, "read", lambda path: hangs.wait(30))
+    monkeypatch.setattr(files, "read", lambda path: hangs.wait())
     server.disk.patience_s = 0.05
     beside = add(server.scheduler, prompt(20, 9), max_tokens=40)
     assert server.ask([*prompt(50), 900]) == 0
@@ -55,12 +56,12 @@ def test_nobody_is_ended_for_pages_that_come_free_in_a_moment(tmp_path: Path) ->
     def slow(name: str) -> None:
         if name == "restore":
             begun.set()
-            ends.wait(60)
+            ends.wait()
 
     server.core.calling = slow
     cut = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     step_until_loading(server, cut)
-    assert begun.wait(30)
+    assert begun.wait(MOST_S)
     server.scheduler.cancel(cut.job)
     held = [server.core.take_page(None) for _ in range(15)]  # as a mark does that goes into the pool
     waits = add(server.scheduler, prompt(100, 3), max_tokens=2)
@@ -72,6 +73,26 @@ def test_nobody_is_ended_for_pages_that_come_free_in_a_moment(tmp_path: Path) ->
     ends.set()
     server.run()
     assert waits.events()[-1].finish_reason == "length"
+    server.settle()
+    server.close()
+
+
+def test_nobody_is_ended_for_pages_that_came_free_after_the_decision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(tmp_path, n_pages=20)
+    held = [server.core.take_page(None) for _ in range(15)]  # as a mark does that goes into the pool
+
+    def ended(caching: Caching) -> bool:
+        while held:
+            server.core.give_back(held.pop())
+        return False
+
+    monkeypatch.setattr(Caching, "going_on", property(ended))
+    client = add(server.scheduler, prompt(100, 3), max_tokens=2)
+    server.run()
+    assert client.token_ids() == counting(prompt(100, 3))[:2]
+    monkeypatch.undo()
     server.settle()
     server.close()
 
@@ -100,7 +121,7 @@ def test_closing_removes_nothing_of_what_is_on_its_way(
     begun, hangs = hang(monkeypatch, "read")
     client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     step_until_loading(server, client)
-    assert begun.wait(30)
+    assert begun.wait(MOST_S)
     threading.Timer(0.1, hangs.set).start()
     server.close()
     assert files.list_files(tmp_path) == before
@@ -117,12 +138,12 @@ def test_a_directory_whose_disk_answers_late_is_given_back_then(
     begun, hangs = hang(monkeypatch, "read")
     client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     step_until_loading(server, client)
-    assert begun.wait(30)
+    assert begun.wait(MOST_S)
     server.spill.close(0.01)
     with pytest.raises(files.SpillBusy):
         files.Lock(tmp_path)
     hangs.set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + MOST_S
     while True:
         try:
             files.Lock(tmp_path).release()
@@ -140,7 +161,9 @@ def test_removing_files_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monk
     begun, hangs = hang(monkeypatch, "remove")
     server.disk.ahead_bytes, server.disk._all_stored = 1 << 40, -1
     first = 50
+    deadline = time.monotonic() + MOST_S
     while not begun.is_set():  # the directory is full
+        assert time.monotonic() < deadline, "nothing is ever removed"
         server.ask(prompt(60, first), [end(50)], max_tokens=1)
         first += 1
         time.sleep(0.01)
@@ -153,7 +176,7 @@ def test_removing_files_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.Monk
         ended.set()
 
     threading.Thread(target=use, daemon=True).start()
-    assert ended.wait(20), "it waits for a file to be removed"
+    assert ended.wait(MOST_S), "it waits for a file to be removed"
     assert not hangs.is_set()
     hangs.set()
     server.settle()
@@ -176,7 +199,7 @@ def test_who_needs_more_than_there_is_is_told_so_though_a_disk_never_answers(
         server.ask(prompt(30, 9), [end(20)], max_tokens=1)
         server.disk.ahead_bytes, server.disk._all_stored = 1 << 40, -1
         server.caching.tend()
-    assert begun.wait(30)
+    assert begun.wait(MOST_S)
     waits = add(server.scheduler, prompt(200, 3), max_tokens=2)
     server.run()
     assert isinstance(waits.items.get_nowait(), OutOfPages)
@@ -197,7 +220,7 @@ def test_who_waits_for_a_disk_that_hangs_gets_the_pages_that_its_mark_has_by_the
     begun, hangs = hang(monkeypatch, "read", after=n_files)
     client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     step_until_loading(server, client)
-    assert begun.wait(30)
+    assert begun.wait(MOST_S)
     for _ in range(3):
         server.scheduler.step()
     assert client.job.loading and server.core.n_taken == n_files - 1
@@ -246,7 +269,7 @@ def test_a_mark_that_a_slow_disk_has_for_a_junior_holds_no_senior_up(
     begun, hangs = hang(monkeypatch, "read", after=5)
     junior = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     step_until_loading(server, junior)
-    assert begun.wait(30)
+    assert begun.wait(MOST_S)
     server.run()
     assert senior.token_ids() == counting(prompt(8, 7))[:60]
     assert junior.token_ids() == counting([*prompt(50), 900])[:2]
@@ -264,7 +287,7 @@ def test_a_mark_that_comes_for_a_senior_does_not_give_way_to_a_junior(
     begun, hangs = hang(monkeypatch, "read", after=5)
     senior = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     step_until_loading(server, senior)
-    assert begun.wait(30)
+    assert begun.wait(MOST_S)
     junior = add(server.scheduler, prompt(8, 7), max_tokens=60)
     while not junior.job.short:  # it is admitted: what has come for the senior is not counted twice
         server.scheduler.step()
@@ -287,7 +310,7 @@ def test_pages_of_a_mark_that_is_waited_for_are_none_that_give_way(
     begun, hangs = hang(monkeypatch, "read", after=5)
     client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     step_until_loading(server, client)
-    assert begun.wait(30)
+    assert begun.wait(MOST_S)
     assert server.core.snapshot_pages() == 4 and not server.caching.can_give(1)
     hangs.set()
     server.run()
@@ -302,12 +325,12 @@ def test_what_comes_after_the_end_stays_nowhere(tmp_path: Path, monkeypatch: pyt
     begun, hangs = hang(monkeypatch, "read", after=6)  # in its last file
     client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
     step_until_loading(server, client)
-    assert begun.wait(30)
+    assert begun.wait(MOST_S)
     close = server.spill.close
     monkeypatch.setattr(server.spill, "close", lambda: close(0.01))
     server.close()
     hangs.set()
-    assert server.spill._reader.close(30), "it hangs for ever"
+    assert server.spill._reader.close(MOST_S), "it hangs for ever"
     assert server.core.open_snapshots == [] and server.core.n_taken == 0
 
 
@@ -438,6 +461,6 @@ def test_who_is_told_that_a_mark_does_not_come_finds_its_pages_free(
         0,
         lambda made, has: told.put((made, has, server.core.n_taken)),
     )
-    assert told.get(timeout=30) == (None, True, 0)
+    assert told.get(timeout=MOST_S) == (None, True, 0)
     server.settle()
     server.close()

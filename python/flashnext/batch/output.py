@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +21,7 @@ from flashnext.batch.lines import Line
 from flashnext.errors import InvalidArgument
 
 _ID = re.compile(r"batch_req_([1-9]\d*)_([0-9a-f]{16})")
+_BEGIN = b'{"id":"batch_req_'
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -77,6 +81,7 @@ class Output:
         if self.path.exists() and not self.path.is_file():
             raise InvalidArgument(f"{path}: expected a file for the output, which is read to go on")
         self._end = 0
+        self._broken = False  # half a line is at its end, and cannot be cut off
         self._fd = self._open()
         try:
             self.done = self._scan()
@@ -118,13 +123,24 @@ class Output:
         """Write an answer.
 
         Raises:
-            OSError: It cannot be written; what there is of it is cut off by whoever opens the file next.
+            OSError: It cannot be written; what there is of it is cut off, if need be by whoever opens the
+                file next, and nothing is written behind it.
         """
+        if self._broken:
+            raise OSError(errno.EIO, "an earlier answer was written in part", str(self.path))
         data = memoryview(_encode(answer).encode("utf-8", "surrogatepass") + b"\n")
-        start = self._end
-        while data:
-            data = data[os.write(self._fd, data) :]
-        self._end = os.lseek(self._fd, 0, os.SEEK_CUR)
+        start, end = self._end, self._end + len(data)
+        try:
+            while data:
+                data = data[os.write(self._fd, data) :]
+        except BaseException:
+            self._broken = True
+            with suppress(OSError):
+                os.ftruncate(self._fd, start)
+                os.lseek(self._fd, start, os.SEEK_SET)
+                self._broken = False
+            raise
+        self._end = end
         self.done[line.number] = _done(answer, start, self._end)
 
     def finish(self) -> None:
@@ -160,14 +176,16 @@ class Output:
         with open(self._fd, "rb", closefd=False) as file:
             for i, raw in enumerate(file, 1):
                 if not raw.endswith(b"\n"):
+                    # A power cut may leave zeros behind lines of ours.
+                    tail = raw.rstrip(b"\0") if done else raw
+                    if tail[: len(_BEGIN)] != _BEGIN[: len(tail)]:
+                        raise self._foreign(i)
                     break
                 start, self._end = self._end, self._end + len(raw)
                 try:
                     one = _done(json.loads(raw), start, self._end)
                 except (ValueError, TypeError, KeyError, AttributeError):
-                    raise InvalidArgument(
-                        f"{self.path}: line {i} is not the output of a batch; choose another file"
-                    ) from None
+                    raise self._foreign(i) from None
                 if one.number in done:
                     raise InvalidArgument(f"{self.path}: two lines answer line {one.number} of the input")
                 done[one.number] = one
@@ -175,18 +193,28 @@ class Output:
         os.lseek(self._fd, self._end, os.SEEK_SET)
         return done
 
+    def _foreign(self, number: int) -> InvalidArgument:
+        return InvalidArgument(
+            f"{self.path}: line {number} is not the output of a batch; choose another file"
+        )
+
     def _rewrite(self, order: Iterable[Done]) -> None:
         """Put a file with these lines in the place of the file, at once: nobody ever finds half of it."""
-        beside = self.path.with_name(f"{self.path.name}.sorted")
-        with beside.open("w+b") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            for piece in self._pieces(order):
-                file.write(piece)
-            file.flush()
-            os.fsync(file.fileno())
-            shutil.copymode(self.path, beside)
-            os.replace(beside, self.path)
-            os.dup2(file.fileno(), self._fd, inheritable=False)  # with its lock
+        fd, beside = tempfile.mkstemp(prefix=".sorted-", dir=self.path.parent)
+        try:
+            with open(fd, "w+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX)
+                for piece in self._pieces(order):
+                    file.write(piece)
+                file.flush()
+                os.fsync(file.fileno())
+                shutil.copymode(self.path, beside)
+                os.replace(beside, self.path)
+                os.dup2(file.fileno(), self._fd, inheritable=False)  # with its lock
+        except BaseException:
+            with suppress(FileNotFoundError):
+                os.unlink(beside)
+            raise
         os.lseek(self._fd, 0, os.SEEK_SET)
         self.done = self._scan()
 

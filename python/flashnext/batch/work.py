@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -33,6 +34,9 @@ class Answer:
 Post = Callable[[str, bytes], Awaitable[Answer]]
 """Asks a route."""
 
+PATIENCE_S = 60.0
+"""How long a line is asked again that is refused while no other one is being answered."""
+
 _ENDED = ("engine_failed", "shutting_down")
 """Errors after which no line would be answered."""
 
@@ -45,6 +49,8 @@ async def answer_lines(
     ahead: int,
     fingerprint: str,
     told: Callable[[Line, bool], object] = lambda line, failed: None,
+    waits: Callable[[str], object] = lambda why: None,
+    clock_s: Callable[[], float] = time.monotonic,
 ) -> None:
     """Answer all lines that have no answer yet; each is in the output as soon as it is there.
 
@@ -55,6 +61,8 @@ async def answer_lines(
         ahead: Most lines that are open at a time.
         fingerprint: Of what answers.
         told: Called for each line with whether its answer is an error, also for those that had one.
+        waits: Told why, where all open lines are refused for now; once, until one is answered.
+        clock_s: A clock that never goes back.
 
     Raises:
         InvalidArgument: The output belongs to other lines, or to another model.
@@ -69,10 +77,11 @@ async def answer_lines(
             "or another file for the output"
         )
     places = asyncio.Semaphore(ahead)
+    asking = _Asking(post, waits, clock_s)
 
     async def answer(line: Line) -> None:
         try:
-            said = await _said(post, line)
+            said = await asking.said(line)
             output.append(line, written(line, said.status, said.request_id, said.body))
             told(line, said.status != 200)
         finally:
@@ -93,18 +102,45 @@ async def answer_lines(
         raise errors.exceptions[0] from None
 
 
-async def _said(post: Post, line: Line) -> Answer:
-    """Ask until there is an answer: what is only busy is asked again.
+class _Asking:
+    """Asks for answers to lines; what is only busy is asked again.
 
-    Raises:
-        FlashnextError: There will be none.
+    Where no line is answered there is nobody whose end would help, so a line is asked again for a while only,
+    as it is in a batch that `Engine.batch` answers.
     """
-    body = dumps(line.body).encode("utf-8", "surrogatepass")
-    while True:
-        said = await post(line.url, body)
-        error = said.body.get("error") if said.status == 503 else None
-        if error and error.get("code") in _ENDED:
-            raise FlashnextError(error["message"])
-        if not error or said.retry_after_s is None:
-            return said
-        await asyncio.sleep(said.retry_after_s)
+
+    def __init__(self, post: Post, waits: Callable[[str], object], clock_s: Callable[[], float]) -> None:
+        self._post, self._waits, self._clock_s = post, waits, clock_s
+        self._n_asked = 0  # lines that are being answered, or refused in a moment
+        self._answered_s = float("-inf")  # when one was answered
+        self._told = False  # why all wait, since then
+
+    async def said(self, line: Line) -> Answer:
+        """Ask until there is an answer, which a refusal may be in the end.
+
+        Raises:
+            FlashnextError: There will be none.
+        """
+        body = dumps(line.body).encode("utf-8", "surrogatepass")
+        refused_s: float | None = None
+        while True:
+            self._n_asked += 1
+            try:
+                said = await self._post(line.url, body)
+            finally:
+                self._n_asked -= 1
+            error = said.body.get("error") if said.status == 503 else None
+            if error and error.get("code") in _ENDED:
+                raise FlashnextError(error["message"])
+            now_s = self._clock_s()
+            if not error or said.retry_after_s is None:
+                self._answered_s, self._told = now_s, False
+                return said
+            refused_s = now_s if refused_s is None else refused_s
+            if not self._n_asked:
+                if not self._told:
+                    self._told = True
+                    self._waits(error["message"])
+                if now_s - max(refused_s, self._answered_s) >= PATIENCE_S:
+                    return said
+            await asyncio.sleep(said.retry_after_s)

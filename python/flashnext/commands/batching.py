@@ -163,6 +163,7 @@ def _answer(args: argparse.Namespace) -> tuple[int, int, str]:
                         ahead=AHEAD * engine.parallel,
                         fingerprint=fingerprint,
                         told=bar.told,
+                        waits=bar.waits,
                     )
                 )
         output.finish()
@@ -230,6 +231,10 @@ class _Bar:
         elif time.monotonic() - self._said_s >= _QUIET_S:
             self._said_s = time.monotonic()
             print(f"{self._n:,} of {self._n_lines:,} lines, {self.summary}", file=sys.stderr, flush=True)
+
+    def waits(self, why: str) -> None:
+        """Say why no line is being answered."""
+        print(f"flashnext: every line waits: {why}", file=sys.stderr, flush=True)
 
     @property
     def speed(self) -> str:

@@ -92,6 +92,7 @@ class Scheduler:
         self._short = False  # whether one of them came short of pages
         self._stale = True  # whether something has changed since the last decision
         self._free_pages = 0  # at the last decision
+        self._decided_free = 0  # pages that might be taken then
         self._n_arrived = self._n_changes = self._n_preempted = self._n_forked = 0
         self._tally = Tally()
 
@@ -208,6 +209,8 @@ class Scheduler:
         elif self._caching.going_on:  # somebody waits for it, or it holds the pages that somebody lacks
             if self._running or self._waiting:
                 self._caching.wait(LOADING_S)
+        elif self._caching.free_pages() > self._decided_free:
+            self._stale = True  # the directory's threads gave some back since it was decided
         else:
             self._end_stuck()
 
@@ -218,6 +221,7 @@ class Scheduler:
         self._stale = False
         while True:
             self._free_pages = self._core.free_pages()
+            self._decided_free = self._caching.free_pages()
             forks: dict[Job, int] = {}  # where the next one is, of those who are waited for
             for job in self._running:
                 if job.prefix:
@@ -225,7 +229,7 @@ class Scheduler:
                     forks[reader] = min(n, forks.get(reader, n))
             waiting = [self._as_waiting(job, i) for i, job in enumerate(self._waiting[:LOOK_AHEAD])]
             running = [self._as_running(job, forks) for job in self._running]
-            limits = self._limits()
+            limits = self._limits(self._decided_free)
             short = shortage(waiting, running, limits)
             # Running sequences get whatever there is; a request that waits only what is enough for it, and
             # not the marks that those who come next go on from, unless nobody else will ever give any.
@@ -247,10 +251,11 @@ class Scheduler:
         first = self._waiting[: self._max_running]
         return {job.hit for job in (*self._running, *first) if job.hit is not None and job.session is None}
 
-    def _limits(self) -> Limits:
+    def _limits(self, free: int) -> Limits:
         core = self._core
-        free = max(0, self._caching.free_pages())
-        return Limits(self._max_running, core.max_chunk, free, core.max_sequences, gap_ms=self._gap_ms)
+        return Limits(
+            self._max_running, core.max_chunk, max(0, free), core.max_sequences, gap_ms=self._gap_ms
+        )
 
     def _as_waiting(self, job: Job, place: int) -> Waiting:
         # Only those near the front may soon be admitted, and a look at the others' prompts takes time.
@@ -441,7 +446,7 @@ class Scheduler:
 
     def _read_warm(self, round: Sequence[Job]) -> None:
         """Read some more of a history, beside a round."""
-        part = self._warm.part(chunk_rows(True, self._limits(), self._costs))
+        part = self._warm.part(chunk_rows(True, self._limits(self._caching.free_pages()), self._costs))
         sessions = [job.session for job in round if job.session]
         landed, row_s = self._pass([part], sessions)
         self._stale = True
