@@ -162,6 +162,21 @@ def targets(found: dict[str, Any], bits: int) -> list[dict[str, Any]]:
     return out
 
 
+def written(value: Any, indent: str = "") -> str:
+    """Write figures as JSON of six digits, what has no further level on one line."""
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    inner = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    if not any(isinstance(one, (dict, list)) for one in inner):
+        return json.dumps(json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.6g}")))
+    further = indent + " "
+    names = [f"{json.dumps(str(name))}: " for name in value] if isinstance(value, dict) else [""] * len(value)
+    lines = ",\n".join(
+        f"{further}{name}{written(one, further)}" for name, one in zip(names, inner, strict=True)
+    )
+    return f"{{\n{lines}\n{indent}}}" if isinstance(value, dict) else f"[\n{lines}\n{indent}]"
+
+
 def main() -> int:
     """Run what the command line asks for."""
     parser = argparse.ArgumentParser(
@@ -199,9 +214,9 @@ def main() -> int:
                     found["windows"] = bench.windows(session)
                     found["step"] = bench.step(session)
                 session.close()
-                given.json.write_text(json.dumps(out, indent=1) + "\n")
+                given.json.write_text(written(out) + "\n")
             found["targets"] = targets(found, bits)
-            given.json.write_text(json.dumps(out, indent=1) + "\n")
+            given.json.write_text(written(out) + "\n")
             for n, window in found["windows"].items():
                 print(f"  window of {n}: {window['graph_ms']:.2f} ms, dense {dense_ms(window):.2f} ms")
             step = found["step"]

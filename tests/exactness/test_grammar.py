@@ -67,7 +67,9 @@ def test_every_finished_reply_matches(engine: Engine, how: str) -> None:
 
 def test_drafts_and_company_change_no_bit(engine: Engine) -> None:
     """Drafted beside many others, among them plain replies, equals undrafted and alone."""
-    asked = [(ASK, limited(grammar, seed, **HOT), QUICK) for seed, (grammar, _) in enumerate(SEVERAL)]
+    asked: list[tuple[Any, Sampling, TemplateOptions | None]] = [
+        (ASK, limited(grammar, seed, **HOT), QUICK) for seed, (grammar, _) in enumerate(SEVERAL)
+    ]
     asked += [(ASK, limited(None, seed, 64, **HOT), QUICK) for seed in range(4)]
     asked += [("Once upon", limited(None, 9, 64, temperature=0.0), None)]
     together = replies(engine, asked)

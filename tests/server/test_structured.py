@@ -92,7 +92,7 @@ def test_a_reply_matches_what_was_asked_for(
 
 def test_json_object_without_being_told_of_json_has_bounded_white_space(server: ServerProcess) -> None:
     for seed in range(4):
-        how = {
+        how: dict[str, Any] = {
             "response_format": {"type": "json_object"},
             "seed": seed,
             "temperature": 1.2,
@@ -127,7 +127,7 @@ def test_a_tool_is_called_where_it_has_to_be(client: openai.OpenAI, choice: str,
 
 
 def test_four_choices_with_drafts_equal_four_requests_with_their_seeds(server: ServerProcess) -> None:
-    how = {"guided_regex": "([a-z]{2,5} ){6}", "temperature": 1.3, "seed": 8}
+    how: dict[str, Any] = {"guided_regex": "([a-z]{2,5} ){6}", "temperature": 1.3, "seed": 8}
     four = post(server, n=4, **how).json()["choices"]
     for choice in four:
         seed = choice_seed(8, choice["index"])

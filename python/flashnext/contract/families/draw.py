@@ -69,7 +69,7 @@ class DrawFamily(Family):
             logits[-2, 1 : shape["valid"]] = np.nan
             logits[-3, rng.integers(0, shape["valid"], 5)] = -np.inf
             logits[0, shape["valid"] - 1] = 50  # what a dropped tail would lose
-        texts = []
+        texts: list[Text] = []
         for row in logits:
             # Few tokens, so that they repeat, and one of them likely.
             pool = rng.integers(0, shape["valid"], 4)
@@ -168,7 +168,7 @@ def _mask(rng: np.random.Generator, shape: Shape, unit: int) -> Array | None:
     share = (1.0, 0.1, 0.9, 1.0, 0.01, 0.0, 0.5)[unit % 7]
     if share == 1:
         return None
-    mask = rng.random(shape["vocab"]) < share
+    mask: Array = np.less(rng.random(shape["vocab"]), share)
     if shape["vocab"] > 2 * SAMPLER_BLOCK:
         mask[SAMPLER_BLOCK : SAMPLER_BLOCK + 64] = unit % 2  # whole words, and of some units whole blocks
     return mask
