@@ -24,6 +24,7 @@
 @interface SimBuffer : NSObject <MTLBuffer> {
  @public
   sim::Memory* memory_;
+  id device_;  // not retained
 }
 @end
 
@@ -135,7 +136,8 @@ struct QueueState {
   std::condition_variable changed;
   std::deque<SimCommandBuffer*> committed;
   std::vector<SimResidencySet*> sets;
-  id fence = nil;  // that the last encoder updated
+  id device = nil;  // not retained
+  id fence = nil;   // that the last encoder updated
   bool has_encoders = false, closing = false, is_orphan = false;
   std::thread thread;
 };
@@ -167,7 +169,8 @@ void stop(QueueState* queue);   // and frees it
 namespace sim {
 
 void enlist(SimBuffer* buffer);
-std::vector<SimBuffer*> live_buffers();
+// None of them is freed meanwhile.
+void each_buffer(const std::function<void(SimBuffer*)>& use);
 double seconds();
 
 }  // namespace sim

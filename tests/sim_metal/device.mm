@@ -63,6 +63,7 @@
   if (!memory) return nil;
   SimBuffer* buffer = [[SimBuffer alloc] init];
   buffer->memory_ = memory;
+  buffer->device_ = self;
   sim::enlist(buffer);
   return buffer;
 }
@@ -78,12 +79,14 @@
   (void)options;
   SimBuffer* buffer = [[SimBuffer alloc] init];
   buffer->memory_ = sim::alias(pointer, length);
+  buffer->device_ = self;
   sim::enlist(buffer);
   return buffer;
 }
 - (id<MTLCommandQueue>)newCommandQueue {
   SimQueue* queue = [[SimQueue alloc] init];
   queue->state_ = new sim::QueueState;
+  queue->state_->device = self;
   sim::start(*queue->state_);
   return queue;
 }

@@ -53,7 +53,10 @@ void show_resident(QueueState& queue, const Recording& r) {
     }
     for (const Copy& c : s.copies) resident.insert({c.from, c.to});
   }
-  for (SimBuffer* buffer : live_buffers()) hide(buffer->memory_, !resident.contains(buffer));
+  // Another device's queue has another thread, and memory of its own.
+  each_buffer([&](SimBuffer* buffer) {
+    if (buffer->device_ == queue.device) hide(buffer->memory_, !resident.contains(buffer));
+  });
 }
 
 void require_live(id object, const char* what) {

@@ -11,9 +11,9 @@ std::set<SimBuffer*> buffers;
 
 }  // namespace
 
-std::vector<SimBuffer*> live_buffers() {
+void each_buffer(const std::function<void(SimBuffer*)>& use) {
   const std::lock_guard lock(mutex);
-  return {buffers.begin(), buffers.end()};
+  for (SimBuffer* buffer : buffers) use(buffer);
 }
 
 double seconds() {
