@@ -57,6 +57,7 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
     """
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] = {}  # the assistant's, while it may go on
+    thinking: list[tuple[dict[str, Any], list[str]]] = []  # turns with the pieces of their thoughts
 
     def begin() -> dict[str, Any]:
         messages.append({"role": "assistant", "content": None})
@@ -84,7 +85,9 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
         elif kind == "reasoning":
             thoughts = _thoughts(item, field, unknown)
             turn = begin() if not turn or turn["content"] is not None or "tool_calls" in turn else turn
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
+            if not thinking or thinking[-1][0] is not turn:
+                thinking.append((turn, []))
+            thinking[-1][1].append(thoughts)
         elif kind == "function_call":
             found = call(
                 tool_name(item, field),
@@ -97,6 +100,8 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
             turn = {}
             output = joined_text(item.get("output"), f"{field}.output", _PARTS, unknown)
             messages.append({"role": "tool", "content": output, "tool_call_id": _call_id(item, field)})
+    for one, pieces in thinking:
+        one["reasoning_content"] = "".join(pieces)
     return messages
 
 
