@@ -11,7 +11,7 @@ import pytest
 from flashnext.server import fields
 from flashnext.server.chat_form import in_call_order, seal, unseal
 from flashnext.server.fields import Unknown
-from flashnext.server.responses_items import chat_of, items_of
+from flashnext.server.responses_items import chat_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.serving import ServerProcess, server_process
@@ -372,6 +372,24 @@ def turn_of(text: str, thoughts: str | None, calls: list[Any]) -> dict[str, Any]
 
 
 TURNS = st.builds(turn_of, TEXTS, st.one_of(st.none(), TEXTS), st.lists(CALLS, max_size=2))
+
+
+def items_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as a client of responses sends them."""
+    items: list[dict[str, Any]] = []
+    for m in messages:
+        if m["role"] == "tool":
+            result = {"type": "function_call_output", "call_id": m["tool_call_id"], "output": m["content"]}
+            items.append(result)
+            continue
+        if "reasoning_content" in m:
+            part = {"type": "reasoning_text", "text": m["reasoning_content"]}
+            items.append({"type": "reasoning", "summary": [], "content": [part]})
+        items.append({"type": "message", "role": m["role"], "content": m["content"]})
+        for call in m.get("tool_calls", ()):
+            given = {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}
+            items.append({"type": "function_call", "call_id": call["id"], **given})
+    return items
 
 
 @given(st.lists(st.one_of(TURNS, OTHERS), max_size=8))

@@ -17,7 +17,6 @@ from flashnext.server.chat_form import (
     unseal,
 )
 from flashnext.server.fields import Unknown
-from flashnext.text.jsontext import dumps
 from flashnext.text.messages import InvalidField, cut
 
 _MARKS = ("id", "type", "status")
@@ -105,45 +104,36 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
     return messages
 
 
-def items_of(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Write messages that `chat_of` made as items again."""
+def said_items(output: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Write the items of a reply as a client may send them back, without what was only told of them."""
     items: list[dict[str, Any]] = []
-    for message in messages:
-        if message["role"] == "tool":
-            items.append(
-                {
-                    "type": "function_call_output",
-                    "call_id": message["tool_call_id"],
-                    "output": message["content"],
-                }
-            )
-            continue
-        if "reasoning_content" in message:
-            part = {"type": "reasoning_text", "text": message["reasoning_content"]}
-            items.append({"type": "reasoning", "summary": [], "content": [part]})
-        if message["content"] is not None:
-            items.append({"type": "message", "role": message["role"], "content": message["content"]})
-        for one in message.get("tool_calls", ()):
-            function = one["function"]
-            given = function["arguments"]
-            text = given if isinstance(given, str) else dumps(given)
-            items.append(
-                {"type": "function_call", "call_id": one["id"], "name": function["name"], "arguments": text}
-            )
-    return items
+    for item in output:
+        if item["type"] == "function_call":
+            names: tuple[str, ...] = ("type", "call_id", "name", "arguments")
+        else:
+            names = ("type", "role") if item["type"] == "message" else ("type",)
+        said = {name: item[name] for name in names}
+        if "content" in item:
+            said["content"] = [{"type": part["type"], "text": part["text"]} for part in item["content"]]
+        items.append(said)
+    return items or [{"type": "message", "role": "assistant", "content": ""}]
 
 
 def listed(items: Sequence[dict[str, Any]], suffix: str) -> list[dict[str, Any]]:
-    """Write items as they are told back: messages with their parts, and each with an id.
+    """Write items as they are told back: messages with their parts, and each with an id of its own.
 
     Args:
         items: As they came.
         suffix: What makes ids that this server gives its own.
     """
     out: list[dict[str, Any]] = []
+    ids: set[str] = set()
     for i, item in enumerate(items):
         kind = item.get("type") or "message"
-        whole = {"id": f"item_{i}_{suffix}", "status": "completed", **item, "type": kind}
+        given = item.get("id")
+        own = given if isinstance(given, str) and given and given not in ids else f"item_{i}_{suffix}"
+        ids.add(own)
+        whole = {"status": "completed", **item, "id": own, "type": kind}
         if kind == "message" and isinstance(item.get("content"), str):
             part = "output_text" if item.get("role") == "assistant" else "input_text"
             more: dict[str, Any] = {"annotations": []} if part == "output_text" else {}
