@@ -258,7 +258,10 @@ def test_a_response_is_told_again_and_forgotten(client: openai.OpenAI) -> None:
     )
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=101", "order=x", "after=x"])
+PAGES = ["limit=0", "limit=x", "limit=101", "limit=000000100999", f"limit={1:09}{'0' * 4292}"]
+
+
+@pytest.mark.parametrize("query", [*PAGES, "order=x", "after=x"], ids=lambda query: query[:20])
 def test_a_page_that_cannot_be_is_refused_by_its_name(query: str, client: openai.OpenAI) -> None:
     reply = ask(client, max_output_tokens=1)
     response = httpx.get(f"{client.base_url}responses/{reply.id}/input_items?{query}")

@@ -111,7 +111,8 @@ async def input_items(service: Service, http: Request) -> Response:
     response_id = http.path_params["response_id"]
     kept = service.responses.require(response_id)
     limit = http.query_params.get("limit", "20")
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= MAX_LISTED:
+    most = int(limit) if limit.isascii() and limit.isdigit() and len(limit) <= 9 else 0
+    if not 1 <= most <= MAX_LISTED:
         raise InvalidField("limit", f"expected 1 to {MAX_LISTED}, found {limit!r}"[:200])
     order = http.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
@@ -126,7 +127,7 @@ async def input_items(service: Service, http: Request) -> Response:
             if after not in ids:
                 raise InvalidField("after", f"the response has no item {after!r}"[:200])
             items = items[ids.index(after) + 1 :]
-        data = items[: int(limit)]
+        data = items[:most]
         return _json(
             {
                 "object": "list",
