@@ -398,15 +398,29 @@ def test_a_chat_written_as_items_is_read_as_that_chat(messages: list[dict[str, A
     assert chat_of(items_of(messages), Unknown(strict=True)) == messages
 
 
-@given(st.permutations(["1", "2", "3"]))
-def test_results_are_put_into_the_order_of_their_calls(order: list[str]) -> None:
-    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": {}}} for i in ("2", "1")]
-    turn = {"role": "assistant", "content": "", "tool_calls": calls}
+@given(st.permutations(["1", "2", "3"]), st.integers(0, 3))
+def test_results_are_put_into_the_order_of_their_calls(order: list[str], cut: int) -> None:
+    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": {}}} for i in "213"]
+    turns = [{"role": "assistant", "content": "", "tool_calls": part} for part in (calls[:cut], calls[cut:])]
     results = [{"role": "tool", "content": f"of {i}", "tool_call_id": i} for i in order]
     after: dict[str, Any] = {"role": "user", "content": "x"}
-    found = in_call_order([turn, *results, after, *results])
-    assert [m["content"] for m in found[1:4]] == ["of 2", "of 1", "of 3"]
-    assert found[4:] == [after, *results]  # those answer no calls, and stay as they are
+    found = in_call_order([*turns, *results, after, *results])
+    assert [m["content"] for m in found[2:5]] == ["of 2", "of 1", "of 3"]
+    assert found[5:] == [after, *results]  # those answer no calls, and stay as they are
+    strange = [*results, {"role": "tool", "content": "of 4", "tool_call_id": "4"}]
+    assert in_call_order([*turns, *strange]) == [*turns, *strange]
+
+
+@given(st.permutations(["1", "2"]))
+def test_results_are_of_the_calls_since_the_results_before_them(order: list[str]) -> None:
+    def turn(*ids: str) -> dict[str, Any]:
+        return {"role": "assistant", "content": "", "tool_calls": [{"id": i} for i in ids]}
+
+    def results(*ids: str) -> list[dict[str, Any]]:
+        return [{"role": "tool", "content": "", "tool_call_id": i} for i in ids]
+
+    found = in_call_order([turn("1", "2"), *results(*order), turn("2", "1"), *results(*order)])
+    assert found == [turn("1", "2"), *results("1", "2"), turn("2", "1"), *results("2", "1")]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
