@@ -264,10 +264,10 @@ PAGES = ["limit=0", "limit=x", "limit=101", "limit=000000100999", f"limit={1:09}
 @pytest.mark.parametrize("query", [*PAGES, "order=x", "after=x"], ids=lambda query: query[:20])
 def test_a_page_that_cannot_be_is_refused_by_its_name(query: str, client: openai.OpenAI) -> None:
     reply = ask(client, max_output_tokens=1)
-    response = httpx.get(f"{client.base_url}responses/{reply.id}/input_items?{query}")
+    response = httpx.get(f"{client.base_url}responses/{reply.id}/input_items?{query}", timeout=60)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == query.partition("=")[0]
-    streamed = httpx.get(f"{client.base_url}responses/{reply.id}?stream=true")
+    streamed = httpx.get(f"{client.base_url}responses/{reply.id}?stream=true", timeout=60)
     assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "stream")
 
 
