@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 from collections.abc import Iterator
@@ -90,3 +91,9 @@ def test_what_cannot_be_measured_is_told(
         found = int(end.code or 0)
     assert found == status
     assert problem in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", [f"{1:018}999", "1" * 5000, "0", "-1", "x", ""])
+def test_a_number_that_is_out_of_bounds_is_refused_however_it_is_written(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number from 1 to 1000"):
+        benching._number(1, 1000)(text)

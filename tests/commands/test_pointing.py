@@ -6,18 +6,32 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flashnext import commands
+from flashnext.commands import pointing
 from flashnext.commands.pointing import CLIENTS, routes
 from support.serving import ServerThread, free_port
 
 SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, the server answers; and a proxy is never asked for it."""
+    monkeypatch.setattr(pointing, "TIMEOUT_S", 60.0)
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.setenv(name, "")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +88,8 @@ def test_what_can_be_run_runs(name: str, server: ServerThread, capsys: pytest.Ca
     if name == "curl" and not shutil.which("curl"):
         pytest.skip("needs curl")
     command = [sys.executable, "-c", text] if name == "openai" else ["sh", "-c", text]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    alone = {**os.environ, "no_proxy": "*", "NO_PROXY": "*"}  # what is printed leaves proxies to the person
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=alone)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
 
@@ -92,10 +107,91 @@ def test_a_wrong_key_and_a_wrong_address_are_one_sentence(
         (["--url", url], "give it with --key"),
         (["--url", "localhost:8000"], "expected http://HOST:PORT"),
         (["--url", url, "--key", "a'b"], "would have to be quoted"),
+        (["--url", "http://$(id)"], "expected http://HOST:PORT"),
+        (["--url", "http://a;b"], "expected http://HOST:PORT"),
+        (["--url", "http://a&b"], "expected http://HOST:PORT"),
     ):
         assert commands.main(["clients", "curl", *more]) == 1
         out, err = capsys.readouterr()
         assert out == "" and problem in err and err.count("\n") == 1
+
+
+def answering(answer: bytes) -> tuple[int, threading.Thread]:
+    """A server for one request; returns its port and the thread that answers."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with listener:
+            there, _ = listener.accept()
+            with there:
+                there.settimeout(60)
+                asked = b""
+                while b"\r\n\r\n" not in asked:
+                    asked += there.recv(4096)
+                there.sendall(answer)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    return int(listener.getsockname()[1]), thread
+
+
+def json_answer(value: Any) -> bytes:
+    body = json.dumps(value).encode()
+    return b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+
+
+MODELS = [{"id": name} for name in ("$(id)", "a;b", "a`b`", "a b", 'a"b', "a'b", "a\nb", "~a", "", 5, None)]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: repr(model["id"]))
+def test_a_models_name_that_a_shell_would_read_is_not_printed(
+    model: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    port, thread = answering(json_answer({"data": [model]}))
+    assert commands.main(["clients", "claude", "--url", f"http://127.0.0.1:{port}"]) == 1
+    thread.join(60)
+    out, err = capsys.readouterr()
+    assert out == "" and "would have to be quoted" in err and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        json_answer({"data": [{}]}),
+        json_answer({"data": [5]}),
+        json_answer({"data": [[]]}),
+        b"220 mail\r\n\r\n",
+        b"",
+    ],
+    ids=["no name", "a number", "a list", "another protocol", "nothing"],
+)
+def test_what_is_no_flashnext_gives_defaults_and_a_note(
+    answer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port, thread = answering(answer)
+    text = printed(capsys, "clients", "curl", "--url", f"http://127.0.0.1:{port}")
+    thread.join(60)
+    assert text.startswith("# no server answers at") and '"flashnext"' in text
+
+
+def test_a_window_that_is_no_number_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    model = {"id": "m", "context_window": "1\nx = 2", "max_output_tokens": 5}
+    port, thread = answering(json_answer({"data": [model]}))
+    text = printed(capsys, "clients", "codex", "--url", f"http://127.0.0.1:{port}")
+    thread.join(60)
+    assert "x = 2" not in text and "model_context_window" not in text and 'model = "m"' in text
+
+
+def test_the_key_goes_to_no_other_address(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        elsewhere = f"http://127.0.0.1:{other.getsockname()[1]}/v1/models"
+        port, thread = answering(f"HTTP/1.1 302 Found\r\nlocation: {elsewhere}\r\n\r\n".encode())
+        text = printed(capsys, "clients", "curl", "--url", f"http://127.0.0.1:{port}", "--key", "key-1")
+        thread.join(60)
+        other.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            other.accept()
+    assert "answered with status 302" in text
 
 
 def test_without_a_name_all_are_listed_and_documented(capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,9 +216,10 @@ def test_a_completion_knows_the_options_and_is_in_its_shells_language(
         assert word in text
     script = tmp_path / "script"
     script.write_text(text)
-    if shutil.which(shell):
-        done = subprocess.run([*SYNTAX[shell], str(script)], capture_output=True, text=True, timeout=60)
-        assert (done.returncode, done.stderr) == (0, "")
+    if not shutil.which(shell):
+        pytest.skip(f"needs {shell}")
+    done = subprocess.run([*SYNTAX[shell], str(script)], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.skipif(not shutil.which("bash"), reason="needs bash")

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
-from support.chat_page import LONG, OpenPage, Scripted, replies, send, until, user
-from support.serving import ServerProcess, ServerThread, free_port, server_process
+from support.chat_page import LONG, OpenPage, Scripted, replies, send, user
+from support.serving import ServerProcess, ServerThread, free_port, server_process, until
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
 expect: Any = sync_api.expect
@@ -128,10 +128,12 @@ def test_copy_gives_the_text_of_the_reply(server: ServerProcess, open_page: Open
 
 @pytest.mark.parametrize("by", ["button", "Escape"])
 def test_stop_ends_the_reply_here_and_on_the_server(by: str, scripted: Scripted, open_page: OpenPage) -> None:
-    n = scripted.says(LONG, hold_at=60)
+    n = scripted.says(LONG, hold_at=20)
     page = open_page(scripted)
     send(page, "Say all of it.")
     reply = page.locator("article.reply")
+    expect(reply.locator(".body")).to_contain_text("word0")
+    scripted.go_on(hold_at=60)  # a rate is told once something has come at two times
     expect(reply.locator(".body")).to_contain_text("word0 word1")
     expect(reply.locator(".figures")).to_contain_text(re.compile(r"\d+ tokens.*tok/s"))  # while it runs
     expect(reply).to_have_attribute("aria-busy", "true")
@@ -196,7 +198,7 @@ def test_an_error_is_told_in_the_servers_words(server: ServerProcess, open_page:
         send(page, "Spell cat.")
         url = f"http://127.0.0.1:{server.port}/v1/chat/completions"
         body = {"model": "flashnext", "messages": [user("Spell cat.")], field: kind}
-        said = httpx.post(url, json=body).json()["error"]["message"]
+        said = httpx.post(url, json=body, timeout=60).json()["error"]["message"]
         assert field in said
         expect(page.locator("article.reply .problem").last).to_have_text(said)
         page.locator("#open-settings").click()
@@ -247,7 +249,7 @@ def test_a_key_is_asked_for_and_goes_nowhere_but_into_a_header(open_page: OpenPa
         dialog = page.locator("#key-dialog")
         expect(dialog).to_be_visible()
         expect(page.locator("#key")).to_be_focused()
-        said = httpx.get(f"{locked.url}/models").json()["error"]["message"]
+        said = httpx.get(f"{locked.url}/models", timeout=60).json()["error"]["message"]
         expect(page.locator("#key-problem")).to_have_text(said)
         urls: list[str] = []
         page.on("request", lambda one: urls.append(one.url))
@@ -323,7 +325,7 @@ def test_the_status_tab_tells_of_the_server_with_and_without_metrics(
     expect(replies(page)).to_have_count(1)
     page.route("**/metrics", lambda route: route.fulfill(status=404, body="{}"))
     page.locator("#tab-status").click()
-    model = httpx.get(f"{server.url}/models").json()["data"][0]
+    model = httpx.get(f"{server.url}/models", timeout=60).json()["data"][0]
     for told in ("ready", model["id"], model["device"], "8,192 tokens", "6 bits"):
         expect(page.locator("#status-server")).to_contain_text(told)
     expect(page.locator("#status-chat")).to_contain_text(re.compile(r"Replies1.*Drafts kept\d+ of [1-9]"))

@@ -62,9 +62,17 @@ class Front:
     """HAProxy with the documented configuration before three servers."""
 
     def __init__(self, folder: Path) -> None:
+        self.process: subprocess.Popen[str] | None = None
         self.servers = [Fake() for _ in range(3)]
         self.port = free_port()
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=30)
+        self.client = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=60)
+        try:
+            self._start(folder)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, folder: Path) -> None:
         text = CONFIG.read_text(encoding="utf-8")
         for old, new in zip((8080, 8001, 8002, 8003), (self.port, *self.ports), strict=True):
             assert text.count(f":{old}") == 1
@@ -88,6 +96,7 @@ class Front:
         return [server.server_port for server in self.servers]
 
     def answers(self) -> bool:
+        assert self.process is not None
         assert self.process.poll() is None, self.process.communicate()[1]
         try:
             return self.client.get("/health").status_code == 200
@@ -103,8 +112,9 @@ class Front:
 
     def close(self) -> None:
         self.client.close()
-        self.process.terminate()
-        self.process.communicate(timeout=30)
+        if self.process is not None:
+            self.process.terminate()
+            self.process.communicate(timeout=30)
         for server in self.servers:
             server.end()
 

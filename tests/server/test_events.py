@@ -5,8 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -17,7 +16,7 @@ from flashnext.text.parser import split_control
 from flashnext.text.tokenizer import Tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.serving import ServerProcess, ServerThread, server_process
+from support.serving import ServerProcess, ServerThread, server_process, until
 
 TOKENIZER = Tokenizer.from_folder(BUNDLED)
 ROUTES = ("/v1/responses", "/v1/messages")
@@ -400,10 +399,3 @@ def test_a_client_that_leaves_cancels_its_reply(route: str, stream: bool, watche
     until(lambda: watched.core.n_rounds > 3, "the reply did not begin")
     connection.close()
     until(lambda: pool.free == pool.total and watched.service.queue.n_open == 0, "the reply went on")
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.005)

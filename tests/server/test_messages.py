@@ -34,7 +34,9 @@ def prompt_of(server: ServerProcess, messages: Any, **more: Any) -> list[int]:
 def chat_prompt_of(server: ServerProcess, messages: Any) -> list[int]:
     off = {"chat_template_kwargs": {"enable_thinking": False}, "return_token_ids": True}
     body = {"model": MODEL, "messages": messages, "max_tokens": 1, **off}
-    ids: list[int] = httpx.post(f"{server.url}/chat/completions", json=body).json()["prompt_token_ids"]
+    ids: list[int] = httpx.post(f"{server.url}/chat/completions", json=body, timeout=60).json()[
+        "prompt_token_ids"
+    ]
     return ids
 
 
@@ -218,17 +220,24 @@ def test_every_error_has_the_types_of_the_route() -> None:
     body = {**PLAIN, "model": "tiny"}
     try:
         found = {
-            "authentication_error": httpx.post(url, json=body),
-            "permission_error": httpx.post(url, json=body, headers={**key, "host": "evil.example"}),
-            "not_found_error": httpx.post(url, json={**body, "model": "x"}, headers=key),
-            "request_too_large": httpx.post(url, json={**body, "system": "x" * 2000}, headers=key),
-            "invalid_request_error": httpx.get(url, headers=key),
+            "authentication_error": httpx.post(url, json=body, timeout=60),
+            "permission_error": httpx.post(
+                url, json=body, headers={**key, "host": "evil.example"}, timeout=60
+            ),
+            "not_found_error": httpx.post(url, json={**body, "model": "x"}, headers=key, timeout=60),
+            "request_too_large": httpx.post(
+                url, json={**body, "system": "x" * 2000}, headers=key, timeout=60
+            ),
+            "invalid_request_error": httpx.get(url, headers=key, timeout=60),
         }
         with server.service.queue.place(1):
-            found["overloaded_error"] = httpx.post(url, json=body, headers=key)
+            found["overloaded_error"] = httpx.post(url, json=body, headers=key, timeout=60)
         assert int(found["overloaded_error"].headers["retry-after"]) >= 1
-        assert httpx.post(url, json=body, headers=key).status_code == 200
-        assert httpx.post(url, json=body, headers={"authorization": "Bearer sesame"}).status_code == 200
+        assert httpx.post(url, json=body, headers=key, timeout=60).status_code == 200
+        assert (
+            httpx.post(url, json=body, headers={"authorization": "Bearer sesame"}, timeout=60).status_code
+            == 200
+        )
     finally:
         server.close()
     assert {kind: r.status_code for kind, r in found.items()} == {

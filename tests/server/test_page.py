@@ -30,7 +30,7 @@ def locked() -> Iterator[ServerThread]:
 
 def get(server: ServerProcess | ServerThread, path: str, **headers: str) -> httpx.Response:
     # Without `verify`, certificates of authorities are read for each request.
-    return httpx.get(f"http://127.0.0.1:{server.port}{path}", headers=headers, verify=False)
+    return httpx.get(f"http://127.0.0.1:{server.port}{path}", headers=headers, verify=False, timeout=60)
 
 
 # --- over HTTP
@@ -83,9 +83,9 @@ def test_no_two_files_have_one_etag(server: ServerProcess) -> None:
 
 def test_head_tells_the_headers_alone_and_post_is_refused(server: ServerProcess) -> None:
     url = f"http://127.0.0.1:{server.port}/"
-    assert httpx.head(url).headers["content-length"] == str(len(get(server, "/").content))
-    assert httpx.head(url).content == b""
-    assert httpx.post(url).status_code == 405
+    assert httpx.head(url, timeout=60).headers["content-length"] == str(len(get(server, "/").content))
+    assert httpx.head(url, timeout=60).content == b""
+    assert httpx.post(url, timeout=60).status_code == 405
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_head_tells_the_headers_alone_and_post_is_refused(server: ServerProcess)
     ["/page", "/page/", "/page/index.html", "/page/nothing.js", "/page/../page.py", "/page/%2e%2e/page.py"],
 )
 def test_what_is_no_file_of_the_page_is_not_found(path: str, server: ServerProcess) -> None:
-    with httpx.Client() as client:
+    with httpx.Client(timeout=60) as client:
         url = httpx.URL(f"http://127.0.0.1:{server.port}").copy_with(raw_path=path.encode())
         assert client.get(url).status_code == 404
 

@@ -10,8 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from flashnext import Engine
+from flashnext.server import chat_form, messages_response
 from flashnext.server.record import Record
-from support.serving import ServerProcess, server_process
+from flashnext.text.parser import ToolCall
+from support.serving import ServerProcess, ServerThread, server_process
 
 QUESTION: list[Any] = [{"role": "user", "content": "What is 3 + 4?"}]
 PLAIN: dict[str, dict[str, Any]] = {
@@ -97,3 +99,26 @@ def test_a_known_field_that_has_no_effect_is_no_unknown_one(route: str, server: 
         },
     }
     assert send(server, route, **more[route]).status_code == 200
+
+
+def test_a_reply_is_told_though_its_request_cannot_be_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Record, path: Path) -> None:
+        "\ud83d".encode()
+
+    monkeypatch.setattr(Record, "append_to", fail)
+    server = ServerThread(record=tmp_path / "record.jsonl")
+    try:
+        url = f"http://127.0.0.1:{server.port}/v1/messages"
+        body = {**PLAIN["/v1/messages"], "model": "tiny", "max_tokens": 1}
+        assert httpx.post(url, json=body, timeout=60).status_code == 200
+    finally:
+        server.close()
+    assert any("could not be recorded" in message for message in caplog.messages)
+
+
+def test_half_a_surrogate_pair_in_arguments_can_be_written_again() -> None:
+    arguments = '{"a\\ud83d": "\\ud83d"}'
+    told = messages_response._input(ToolCall(name="f", arguments=arguments))
+    assert told == chat_form.arguments_in(arguments, "x") == {"a\ufffd": "\ufffd"}

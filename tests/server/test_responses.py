@@ -258,13 +258,16 @@ def test_a_response_is_told_again_and_forgotten(client: openai.OpenAI) -> None:
     )
 
 
-@pytest.mark.parametrize("query", ["limit=0", "limit=x", "limit=101", "order=x", "after=x"])
+PAGES = ["limit=0", "limit=x", "limit=101", "limit=000000100999", f"limit={1:09}{'0' * 4292}"]
+
+
+@pytest.mark.parametrize("query", [*PAGES, "order=x", "after=x"], ids=lambda query: query[:20])
 def test_a_page_that_cannot_be_is_refused_by_its_name(query: str, client: openai.OpenAI) -> None:
     reply = ask(client, max_output_tokens=1)
-    response = httpx.get(f"{client.base_url}responses/{reply.id}/input_items?{query}")
+    response = httpx.get(f"{client.base_url}responses/{reply.id}/input_items?{query}", timeout=60)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == query.partition("=")[0]
-    streamed = httpx.get(f"{client.base_url}responses/{reply.id}?stream=true")
+    streamed = httpx.get(f"{client.base_url}responses/{reply.id}?stream=true", timeout=60)
     assert (streamed.status_code, streamed.json()["error"]["param"]) == (400, "stream")
 
 
@@ -311,7 +314,7 @@ def test_the_response_that_was_used_longest_ago_goes_first(small: openai.OpenAI)
 
 
 def kept(n_bytes: int) -> Kept:
-    return Kept({}, [], [], n_bytes)
+    return Kept(bytes(n_bytes), b"", ())
 
 
 @pytest.mark.parametrize(
@@ -338,3 +341,79 @@ def test_a_store_is_bounded_in_number_and_bytes(
     assert (len(store), store.n_bytes) == (0, 0)
     with pytest.raises(ResponseNotFound):
         store.require("a")
+
+
+def test_what_is_kept_is_counted_as_what_it_takes() -> None:
+    shared = b"[" + b"[]," * 500 + b"[]]"
+    one = Kept(b"{}", shared, (shared,))
+    assert one.n_bytes == 2 + 2 * len(shared)
+    assert {type(part) for part in (one.response, one.items, *one.chat)} == {bytes}
+
+
+def test_a_long_chain_is_kept_though_each_of_its_requests_has_many_tools() -> None:
+    tools = [{"type": "function", "name": "f", "description": "x" * 200_000}]
+    with (
+        server_process("--max-responses-size", "2") as server,
+        httpx.Client(base_url=server.url, timeout=120) as http,
+    ):
+        ids: list[str] = []
+        for i in range(6):
+            body = {
+                "model": MODEL,
+                "input": "x",
+                "max_output_tokens": 1,
+                "tools": tools,
+                "tool_choice": "none",
+            }
+            more = {"previous_response_id": ids[-1]} if i else {}
+            response = http.post("/responses", json={**body, **more})
+            assert response.status_code == 200, response.text
+            ids.append(response.json()["id"])
+        told = [http.get(f"/responses/{one}").status_code for one in ids]
+    assert told == [200] * 6  # 1.2 MB in all; the tools of those before are not in what a response takes
+
+
+def test_a_response_that_is_too_large_to_keep_is_told_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    store = ResponseStore(9, 100)
+    store.put("resp_1", kept(101))
+    (warning,) = caplog.messages
+    assert warning.startswith("resp_1 takes 101 bytes") and "--max-responses-size" in warning
+
+
+@pytest.mark.parametrize(
+    ("metadata", "field"),
+    [
+        ({str(i): "" for i in range(17)}, "metadata"),
+        ({"k" * 65: ""}, "metadata"),
+        ({"k": "v" * 513}, "metadata.k"),
+        ({"k": [[]] * 10}, "metadata.k"),
+    ],
+)
+def test_metadata_is_as_small_as_on_openais_route(metadata: Any, field: str, client: openai.OpenAI) -> None:
+    most = {f"{i:064}": "v" * 512 for i in range(16)}
+    assert ask(client, metadata=most, max_output_tokens=1).metadata == most
+    with pytest.raises(openai.BadRequestError) as caught:
+        ask(client, metadata=metadata)
+    assert caught.value.param == field
+
+
+def test_a_call_that_is_sent_after_a_kept_text_is_of_the_same_turn(client: openai.OpenAI) -> None:
+    first = ask(client)
+    more: Any = [
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": '{"x": 1.10}'},
+        {"type": "function_call_output", "call_id": "1", "output": "42"},
+    ]
+    kept = ask(client, more, previous_response_id=first.id, max_output_tokens=1)
+    question = {"role": "user", "content": QUESTION}
+    sent = ask(client, [question, *(one.to_dict() for one in first.output), *more], max_output_tokens=1)
+    assert kept.prompt_token_ids == sent.prompt_token_ids
+
+
+def test_items_are_paged_whatever_ids_they_came_with(client: openai.OpenAI) -> None:
+    given: Any = [
+        {"role": "user", "content": c, "id": i} for c, i in zip("abcde", ["x", "x", "", None, 5], strict=True)
+    ]
+    reply = ask(client, given, max_output_tokens=1)
+    for order in ("asc", "desc"):
+        paged: Any = list(client.responses.input_items.list(reply.id, limit=1, order=order))
+        assert "".join(item.content[0].text for item in paged) == ("abcde" if order == "asc" else "edcba")

@@ -11,7 +11,7 @@ import pytest
 from flashnext.server import fields
 from flashnext.server.chat_form import in_call_order, seal, unseal
 from flashnext.server.fields import Unknown
-from flashnext.server.responses_items import chat_of, items_of
+from flashnext.server.responses_items import chat_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.serving import ServerProcess, server_process
@@ -374,21 +374,53 @@ def turn_of(text: str, thoughts: str | None, calls: list[Any]) -> dict[str, Any]
 TURNS = st.builds(turn_of, TEXTS, st.one_of(st.none(), TEXTS), st.lists(CALLS, max_size=2))
 
 
+def items_of(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as a client of responses sends them."""
+    items: list[dict[str, Any]] = []
+    for m in messages:
+        if m["role"] == "tool":
+            result = {"type": "function_call_output", "call_id": m["tool_call_id"], "output": m["content"]}
+            items.append(result)
+            continue
+        if "reasoning_content" in m:
+            part = {"type": "reasoning_text", "text": m["reasoning_content"]}
+            items.append({"type": "reasoning", "summary": [], "content": [part]})
+        items.append({"type": "message", "role": m["role"], "content": m["content"]})
+        for call in m.get("tool_calls", ()):
+            given = {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}
+            items.append({"type": "function_call", "call_id": call["id"], **given})
+    return items
+
+
 @given(st.lists(st.one_of(TURNS, OTHERS), max_size=8))
 @settings(max_examples=60, deadline=None)
 def test_a_chat_written_as_items_is_read_as_that_chat(messages: list[dict[str, Any]]) -> None:
     assert chat_of(items_of(messages), Unknown(strict=True)) == messages
 
 
-@given(st.permutations(["1", "2", "3"]))
-def test_results_are_put_into_the_order_of_their_calls(order: list[str]) -> None:
-    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": {}}} for i in ("2", "1")]
-    turn = {"role": "assistant", "content": "", "tool_calls": calls}
+@given(st.permutations(["1", "2", "3"]), st.integers(0, 3))
+def test_results_are_put_into_the_order_of_their_calls(order: list[str], cut: int) -> None:
+    calls = [{"id": i, "type": "function", "function": {"name": "f", "arguments": {}}} for i in "213"]
+    turns = [{"role": "assistant", "content": "", "tool_calls": part} for part in (calls[:cut], calls[cut:])]
     results = [{"role": "tool", "content": f"of {i}", "tool_call_id": i} for i in order]
     after: dict[str, Any] = {"role": "user", "content": "x"}
-    found = in_call_order([turn, *results, after, *results])
-    assert [m["content"] for m in found[1:4]] == ["of 2", "of 1", "of 3"]
-    assert found[4:] == [after, *results]  # those answer no calls, and stay as they are
+    found = in_call_order([*turns, *results, after, *results])
+    assert [m["content"] for m in found[2:5]] == ["of 2", "of 1", "of 3"]
+    assert found[5:] == [after, *results]  # those answer no calls, and stay as they are
+    strange = [*results, {"role": "tool", "content": "of 4", "tool_call_id": "4"}]
+    assert in_call_order([*turns, *strange]) == [*turns, *strange]
+
+
+@given(st.permutations(["1", "2"]))
+def test_results_are_of_the_calls_since_the_results_before_them(order: list[str]) -> None:
+    def turn(*ids: str) -> dict[str, Any]:
+        return {"role": "assistant", "content": "", "tool_calls": [{"id": i} for i in ids]}
+
+    def results(*ids: str) -> list[dict[str, Any]]:
+        return [{"role": "tool", "content": "", "tool_call_id": i} for i in ids]
+
+    found = in_call_order([turn("1", "2"), *results(*order), turn("2", "1"), *results(*order)])
+    assert found == [turn("1", "2"), *results("1", "2"), turn("2", "1"), *results("2", "1")]
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -27,7 +26,7 @@ class Scripted(ServerThread):
         super().__init__(defaults=Defaults(thinking=thinking))
         self._rounds = 0
         self._held_at: int | None = None
-        self._go_on = threading.Event()
+        self._moved = threading.Condition()
         self.core.before = self._wait
 
     def says(self, text: str, *, thoughts: str = "", hold_at: int | None = None) -> int:
@@ -45,13 +44,16 @@ class Scripted(ServerThread):
         tokenizer = self.engine.tokenizer
         before = [*tokenizer.encode(thoughts), tokenizer.control_ids["</think>"]] if thoughts else []
         self.core.script = [*before, *tokenizer.encode(text), stop_id]
-        self._go_on.clear()
-        self._rounds = 0
-        self._held_at = hold_at
+        with self._moved:
+            self._rounds = 0
+            self._held_at = hold_at
         return len(self.core.script)
 
-    def go_on(self) -> None:
-        self._go_on.set()
+    def go_on(self, hold_at: int | None = None) -> None:
+        """Let the reply go on, to its end or to as many rounds."""
+        with self._moved:
+            self._held_at = hold_at
+            self._moved.notify_all()
 
     def close(self) -> None:
         self.go_on()
@@ -59,16 +61,12 @@ class Scripted(ServerThread):
 
     def _wait(self, what: str) -> None:
         if what == "round":
-            self._rounds += 1
-            if self._held_at is not None and self._rounds > self._held_at:
-                assert self._go_on.wait(120), "the test has forgotten to let the reply go on"
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
+            with self._moved:
+                self._rounds += 1
+                free = self._moved.wait_for(
+                    lambda: self._held_at is None or self._rounds <= self._held_at, timeout=120
+                )
+            assert free, "the test has forgotten to let the reply go on"
 
 
 def send(page: Page, text: str) -> None:

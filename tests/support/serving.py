@@ -208,7 +208,7 @@ class ServerThread:
         self.engine.close()
 
 
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
     """Wait for something; `what` says what is wrong where it does not come."""
     end = time.monotonic() + timeout_s
     while not condition():

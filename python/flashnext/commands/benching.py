@@ -292,9 +292,11 @@ def _number(low: int, high: int) -> Callable[[str], int]:
     """Make what reads a whole number within bounds."""
 
     def read(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not low <= int(text[:18]) <= high:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {low} to {high}, found {text!r}")
-        return int(text)
+        value = int(text) if text.isascii() and text.isdigit() and len(text) <= 18 else -1
+        if value < 0 or not low <= value <= high:
+            found = repr(text)[:80]
+            raise argparse.ArgumentTypeError(f"expected a whole number from {low} to {high}, found {found}")
+        return value
 
     return read
 

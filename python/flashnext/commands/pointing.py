@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -12,11 +14,28 @@ from pathlib import Path
 
 from flashnext.errors import InvalidArgument
 from flashnext.server.options import folder
+from flashnext.text.messages import cut
 
 SHELLS = ("bash", "fish", "tcsh", "zsh")
 
 TIMEOUT_S = 3.0
 """How long a server is waited for that is asked for its model."""
+MAX_ANSWER_BYTES = 1 << 20
+"""How much is read of what it says."""
+
+# What no shell and no form of settings reads as anything but itself.
+_PLAIN = re.compile(r"[A-Za-z0-9._:/+@%,=-]+")
+_ROOT = re.compile(r"https?://[A-Za-z0-9._:/%\[\]-]+")
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Goes nowhere else: the key is the server's."""
+
+    def redirect_request(self, *args: object) -> None:
+        """Follow nothing; it is an error with the status then."""
+
+
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect)
 
 
 @dataclass(frozen=True)
@@ -195,23 +214,31 @@ def found(url: str, key: str) -> tuple[Server, list[str]]:
         InvalidArgument: The address cannot be one, or the key is wrong.
     """
     root = url.rstrip("/").removesuffix("/v1")
-    if not root.startswith(("http://", "https://")) or any(char in root for char in " '\"\\\n"):
+    if not _ROOT.fullmatch(root):
         raise InvalidArgument(f"--url: expected http://HOST:PORT, found {url!r}")
-    if any(char in key for char in " '\"\\\n$`"):
+    if not _PLAIN.fullmatch(key):
         raise InvalidArgument("--key: it has characters that would have to be quoted; write it in yourself")
     request = urllib.request.Request(f"{root}/v1/models", headers={"authorization": f"Bearer {key}"})
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-            model = json.load(response)["data"][0]
+        with _OPENER.open(request, timeout=TIMEOUT_S) as response:
+            model = json.loads(response.read(MAX_ANSWER_BYTES))["data"][0]
+        name, context, longest = model["id"], model.get("context_window"), model.get("max_output_tokens")
     except urllib.error.HTTPError as error:
         error.close()
         if error.code == 401:
             raise InvalidArgument(f"{root}: the server wants another key; give it with --key") from None
         return Server(root, key=key), [f"{root} answered with status {error.code}; is it flashnext?"]
-    except (OSError, ValueError, LookupError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, http.client.HTTPException):
         note = f"no server answers at {root}: start one and run this again, for its model and window"
         return Server(root, key=key), [note]
-    return Server(root, model["id"], model.get("context_window"), model.get("max_output_tokens"), key), []
+    if not isinstance(name, str) or not _PLAIN.fullmatch(name):
+        raise InvalidArgument(
+            f"{root}: its model is called {cut(repr(name), 80)}, which would have to be quoted; "
+            "start the server with another --name"
+        )
+    if type(context) is not int or type(longest) is not int:
+        return Server(root, name, key=key), [f"{root} does not tell its window; is it flashnext?"]
+    return Server(root, name, context, longest, key), []
 
 
 def completion(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], None]:

@@ -46,9 +46,12 @@ async def read_body(
     """
     _check_form(http.headers)
     data = await _receive(http, settings.max_body_bytes, settings.patience_s)
-    if len(data) <= SHORT_BYTES:
-        return _parse(data, read)
-    return await asyncio.to_thread(_parse, data, read)
+    return await worked_out(lambda: _parse(data, read), len(data))
+
+
+async def worked_out(work: Callable[[], T], n_bytes: int) -> T:
+    """Do what takes as long as so much JSON is: here where that is short, else by a thread."""
+    return work() if n_bytes <= SHORT_BYTES else await asyncio.to_thread(work)
 
 
 def _check_form(headers: Headers) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from flashnext.errors import InvalidArgument
 from flashnext.server.fields import Unknown
 from flashnext.text.arguments import TOOL_NAME
-from flashnext.text.jsontext import loads
+from flashnext.text.jsontext import clean_value, loads
 from flashnext.text.messages import InvalidField, cut
 
 MEDIA = ("image", "document", "input_image", "input_file", "input_audio", "input_video", "video")
@@ -124,7 +124,7 @@ def arguments_in(text: str, field: str) -> Mapping[str, Any]:
         InvalidField: They are no JSON object.
     """
     try:
-        found = loads(text) if text.strip() else {}
+        found = clean_value(loads(text)) if text.strip() else {}
     except InvalidArgument as error:
         raise InvalidField(field, f"expected a JSON object as text, but it is {error}") from None
     if not isinstance(found, Mapping):
@@ -169,7 +169,11 @@ def function_tools(tools: Any, kind: str, schema: str, known: Sequence[str], unk
 
 
 def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Put the results of calls into the calls' order, by which the model tells whose they are."""
+    """Put the results of calls into the calls' order, by which the model tells whose they are.
+
+    The calls are those of all turns of the assistant that follow each other. Results of which one says of no
+    such call that it is its own stay as they are.
+    """
     out: list[dict[str, Any]] = []
     order: dict[Any, int] = {}
     at = 0
@@ -178,14 +182,20 @@ def in_call_order(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         while end < len(messages) and messages[end]["role"] == "tool":
             end += 1
         if end > at:
-            last = len(order)
-            out += sorted(messages[at:end], key=lambda m: order.get(m.get("tool_call_id"), last))
+            results = messages[at:end]
+            if all(one.get("tool_call_id") in order for one in results):
+                results.sort(key=lambda one: order[one["tool_call_id"]])
+            out += results
             at = end
-        else:
-            calls = messages[at].get("tool_calls", ())
-            order = {one["id"]: i for i, one in enumerate(calls) if one["id"] is not None}
-            out.append(messages[at])
-            at += 1
+            continue
+        message = messages[at]
+        if message["role"] != "assistant" or (at and messages[at - 1]["role"] != "assistant"):
+            order = {}
+        for one in message.get("tool_calls", ()):
+            if one["id"] is not None:
+                order.setdefault(one["id"], len(order))
+        out.append(message)
+        at += 1
     return out
 
 

@@ -129,7 +129,8 @@ def _others(
     for i, block in enumerate(blocks):
         place = f"{field}[{i}]"
         if block["type"] == "text":
-            texts = [*(texts or ()), text_in(block, "text", place)]
+            texts = [] if texts is None else texts
+            texts.append(text_in(block, "text", place))
             continue
         say()
         result = joined_text(block.get("content"), f"{place}.content", _TEXT, unknown)

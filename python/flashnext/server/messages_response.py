@@ -15,7 +15,7 @@ from flashnext.server.errors import anthropic_envelope
 from flashnext.server.messages_request import MessagesRequest
 from flashnext.server.stream import PINGS, Framing
 from flashnext.server.usage import extras
-from flashnext.text.jsontext import loads
+from flashnext.text.jsontext import clean_value, loads
 from flashnext.text.parser import ToolCall
 
 
@@ -185,7 +185,7 @@ class MessagesResponse:
 def _input(found: ToolCall) -> Any:
     """Read a call's arguments, which are JSON that was written here."""
     try:
-        return loads(found.arguments)
+        return clean_value(loads(found.arguments))
     except InvalidArgument:  # nested deeper than what is read back
         return {"arguments": found.arguments}
 

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from flashnext.engine.sampling import Sampling
-from flashnext.server.body import read_body
+from flashnext.server.body import read_body, worked_out
+from flashnext.server.chat_request import Asked
 from flashnext.server.errors import PreviousNotFound
 from flashnext.server.fields import told_as
 from flashnext.server.logprobs import ChatLogprobs
-from flashnext.server.responses_items import items_of, listed
+from flashnext.server.responses_items import listed, said_items
 from flashnext.server.responses_request import ResponsesCount, ResponsesPrompt, ResponsesRequest
 from flashnext.server.responses_response import ResponsesResponse
 from flashnext.server.responses_store import NOT_KEPT, Kept
 from flashnext.server.service import Service
-from flashnext.server.stream import EVENTS
-from flashnext.text.jsontext import dumps
+from flashnext.text.jsontext import dumps, loads
 from flashnext.text.messages import InvalidField
 
 MAX_LISTED = 100
@@ -35,19 +36,20 @@ async def create(service: Service, http: Request) -> Response:
         return asked, asked.sampling(service.settings.defaults, service.engine.context)
 
     body, (asked, sampling) = await read_body(http, service.settings, read)
-    before = _previous(service, asked)
-    turns = asked.turns(before.messages)
+    before = _before(service, asked)
+    turn, items = await _chat(service, asked, before)
     if asked.previous_response_id is not None:  # so that it can be answered again without what is kept here
-        body = {**body, "input": items_of(turns), "previous_response_id": None}
-    turn = asked.chat(service.settings.defaults, before.messages)
+        body = {**body, "input": items, "previous_response_id": None}
     response_id = f"resp_{service.new_id()}"
 
-    def keep(response: dict[str, Any], said: dict[str, Any]) -> None:
+    def keep(response: dict[str, Any]) -> None:
         if not asked.store:
             return
-        n_bytes = len(dumps(response)) + asked.n_bytes + before.n_bytes
-        kept = Kept(response, listed(asked.items, response_id[5:]), [*turns, said], n_bytes)
-        service.responses.put(response_id, kept)
+        # What a request can make large has been written by the thread that read it.
+        small = {key: value for key, value in response.items() if key not in ("instructions", "tools")}
+        told = _json(small)[:-1] + b"," + asked.told_back[1:]
+        chat = (*before, asked.encoded, _json(said_items(response["output"])))
+        service.responses.put(response_id, Kept(told, asked.encoded, chat))
 
     engine = service.engine
     with service.begin(http, body, 1) as running:
@@ -81,70 +83,93 @@ async def count(service: Service, http: Request) -> Response:
         return asked
 
     _, asked = await read_body(http, service.settings, read)
-    before = _previous(service, asked)
-    turn = asked.chat(service.settings.defaults, before.messages)
+    turn, _ = await _chat(service, asked, _before(service, asked))
     with told_as(messages="input"):
         prompt = await asyncio.to_thread(
             service.engine.template.render, turn.messages, turn.tools, turn.options
         )
-    return _json({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
+    return _told({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
 
 
 async def retrieve(service: Service, http: Request) -> Response:
     """GET /v1/responses/{response_id}: a response that is kept."""
     if http.query_params.get("stream", "false") not in ("false", "0"):
         raise InvalidField("stream", "only a response that is being created is streamed; leave it out")
-    return _json(service.responses.require(http.path_params["response_id"]).response)
+    kept = service.responses.require(http.path_params["response_id"])
+    return Response(kept.response, media_type="application/json")
 
 
 async def delete(service: Service, http: Request) -> Response:
     """DELETE /v1/responses/{response_id}: forget one."""
     response_id = http.path_params["response_id"]
     service.responses.delete(response_id)
-    return _json({"id": response_id, "object": "response", "deleted": True})
+    return _told({"id": response_id, "object": "response", "deleted": True})
 
 
 async def input_items(service: Service, http: Request) -> Response:
     """GET /v1/responses/{response_id}/input_items: what a response's own request had as input."""
-    kept = service.responses.require(http.path_params["response_id"])
+    response_id = http.path_params["response_id"]
+    kept = service.responses.require(response_id)
     limit = http.query_params.get("limit", "20")
-    if not limit.isascii() or not limit.isdigit() or not 1 <= int(limit[:9]) <= MAX_LISTED:
+    most = int(limit) if limit.isascii() and limit.isdigit() and len(limit) <= 9 else 0
+    if not 1 <= most <= MAX_LISTED:
         raise InvalidField("limit", f"expected 1 to {MAX_LISTED}, found {limit!r}"[:200])
     order = http.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidField("order", f"expected asc or desc, found {order!r}"[:200])
-    items = kept.items if order == "asc" else kept.items[::-1]
     after = http.query_params.get("after")
-    if after is not None:
-        ids = [item["id"] for item in items]
-        if after not in ids:
-            raise InvalidField("after", f"the response has no item {after!r}"[:200])
-        items = items[ids.index(after) + 1 :]
-    page = items[: int(limit)]
-    return _json(
-        {
-            "object": "list",
-            "data": page,
-            "first_id": page[0]["id"] if page else None,
-            "last_id": page[-1]["id"] if page else None,
-            "has_more": len(page) < len(items),
-        }
-    )
+
+    def page() -> bytes:
+        items = listed(loads(kept.items), response_id[5:])
+        items = items if order == "asc" else items[::-1]
+        if after is not None:
+            ids = [item["id"] for item in items]
+            if after not in ids:
+                raise InvalidField("after", f"the response has no item {after!r}"[:200])
+            items = items[ids.index(after) + 1 :]
+        data = items[:most]
+        return _json(
+            {
+                "object": "list",
+                "data": data,
+                "first_id": data[0]["id"] if data else None,
+                "last_id": data[-1]["id"] if data else None,
+                "has_more": len(data) < len(items),
+            }
+        )
+
+    return Response(await worked_out(page, len(kept.items)), media_type="application/json")
 
 
-def _previous(service: Service, asked: ResponsesPrompt) -> Kept:
-    """Find the response that a request goes on from, an empty one where there is none.
+def _before(service: Service, asked: ResponsesPrompt) -> tuple[bytes, ...]:
+    """Find the chat that a request goes on from, an empty one where it begins one.
 
     Raises:
         PreviousNotFound: It is not kept.
     """
     if asked.previous_response_id is None:
-        return Kept({}, [], [], 0)
+        return ()
     kept = service.responses.get(asked.previous_response_id)
     if kept is None:
         raise PreviousNotFound("previous_response_id", NOT_KEPT.format(asked.previous_response_id[:100]))
-    return kept
+    return kept.chat
 
 
-def _json(value: dict[str, Any]) -> Response:
-    return Response(EVENTS.encode(value), media_type="application/json")
+async def _chat(
+    service: Service, asked: ResponsesPrompt, before: Sequence[bytes]
+) -> tuple[Asked, list[dict[str, Any]]]:
+    """Read what a request asks; returns also all of its items, those that it goes on from first."""
+
+    def read() -> tuple[Asked, list[dict[str, Any]]]:
+        earlier = [item for items in before for item in loads(items)]
+        return asked.chat(service.settings.defaults, earlier), [*earlier, *asked.items]
+
+    return await worked_out(read, sum(map(len, before)) + len(asked.encoded))
+
+
+def _json(value: Any) -> bytes:
+    return dumps(value, separators=(",", ":")).encode()
+
+
+def _told(value: dict[str, Any]) -> Response:
+    return Response(_json(value), media_type="application/json")

@@ -17,7 +17,6 @@ from flashnext.server.chat_form import (
     unseal,
 )
 from flashnext.server.fields import Unknown
-from flashnext.text.jsontext import dumps
 from flashnext.text.messages import InvalidField, cut
 
 _MARKS = ("id", "type", "status")
@@ -57,6 +56,7 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
     """
     messages: list[dict[str, Any]] = []
     turn: dict[str, Any] = {}  # the assistant's, while it may go on
+    thinking: list[tuple[dict[str, Any], list[str]]] = []  # turns with the pieces of their thoughts
 
     def begin() -> dict[str, Any]:
         messages.append({"role": "assistant", "content": None})
@@ -84,7 +84,9 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
         elif kind == "reasoning":
             thoughts = _thoughts(item, field, unknown)
             turn = begin() if not turn or turn["content"] is not None or "tool_calls" in turn else turn
-            turn["reasoning_content"] = turn.get("reasoning_content", "") + thoughts
+            if not thinking or thinking[-1][0] is not turn:
+                thinking.append((turn, []))
+            thinking[-1][1].append(thoughts)
         elif kind == "function_call":
             found = call(
                 tool_name(item, field),
@@ -97,48 +99,41 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
             turn = {}
             output = joined_text(item.get("output"), f"{field}.output", _PARTS, unknown)
             messages.append({"role": "tool", "content": output, "tool_call_id": _call_id(item, field)})
+    for one, pieces in thinking:
+        one["reasoning_content"] = "".join(pieces)
     return messages
 
 
-def items_of(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Write messages that `chat_of` made as items again."""
+def said_items(output: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Write the items of a reply as a client may send them back, without what was only told of them."""
     items: list[dict[str, Any]] = []
-    for message in messages:
-        if message["role"] == "tool":
-            items.append(
-                {
-                    "type": "function_call_output",
-                    "call_id": message["tool_call_id"],
-                    "output": message["content"],
-                }
-            )
-            continue
-        if "reasoning_content" in message:
-            part = {"type": "reasoning_text", "text": message["reasoning_content"]}
-            items.append({"type": "reasoning", "summary": [], "content": [part]})
-        if message["content"] is not None:
-            items.append({"type": "message", "role": message["role"], "content": message["content"]})
-        for one in message.get("tool_calls", ()):
-            function = one["function"]
-            given = function["arguments"]
-            text = given if isinstance(given, str) else dumps(given)
-            items.append(
-                {"type": "function_call", "call_id": one["id"], "name": function["name"], "arguments": text}
-            )
-    return items
+    for item in output:
+        if item["type"] == "function_call":
+            names: tuple[str, ...] = ("type", "call_id", "name", "arguments")
+        else:
+            names = ("type", "role") if item["type"] == "message" else ("type",)
+        said = {name: item[name] for name in names}
+        if "content" in item:
+            said["content"] = [{"type": part["type"], "text": part["text"]} for part in item["content"]]
+        items.append(said)
+    return items or [{"type": "message", "role": "assistant", "content": ""}]
 
 
 def listed(items: Sequence[dict[str, Any]], suffix: str) -> list[dict[str, Any]]:
-    """Write items as they are told back: messages with their parts, and each with an id.
+    """Write items as they are told back: messages with their parts, and each with an id of its own.
 
     Args:
         items: As they came.
         suffix: What makes ids that this server gives its own.
     """
     out: list[dict[str, Any]] = []
+    ids: set[str] = set()
     for i, item in enumerate(items):
         kind = item.get("type") or "message"
-        whole = {"id": f"item_{i}_{suffix}", "status": "completed", **item, "type": kind}
+        given = item.get("id")
+        own = given if isinstance(given, str) and given and given not in ids else f"item_{i}_{suffix}"
+        ids.add(own)
+        whole = {"status": "completed", **item, "id": own, "type": kind}
         if kind == "message" and isinstance(item.get("content"), str):
             part = "output_text" if item.get("role") == "assistant" else "input_text"
             more: dict[str, Any] = {"annotations": []} if part == "output_text" else {}

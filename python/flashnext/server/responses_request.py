@@ -46,6 +46,8 @@ TOOL = (
     *("allowed_callers", "defer_loading", "async", "cache_control"),
 )
 """Fields of a tool."""
+MAX_METADATA, MAX_METADATA_KEY, MAX_METADATA_VALUE = 16, 64, 512
+"""Most pairs of `metadata`, and most characters of a key and of a value."""
 
 
 class ResponsesPrompt(BaseModel):
@@ -65,7 +67,7 @@ class ResponsesPrompt(BaseModel):
     _items: list[dict[str, Any]] = PrivateAttr()
     _messages: list[dict[str, Any]] = PrivateAttr()
     _tools: list[Any] = PrivateAttr()
-    _n_bytes: int = PrivateAttr()
+    _encoded: bytes = PrivateAttr()
     _form: Grammar | None = PrivateAttr(None)
 
     @property
@@ -74,9 +76,9 @@ class ResponsesPrompt(BaseModel):
         return self._items
 
     @property
-    def n_bytes(self) -> int:
-        """What they take as JSON."""
-        return self._n_bytes
+    def encoded(self) -> bytes:
+        """They as JSON."""
+        return self._encoded
 
     def _understand(self, unknown: Unknown) -> None:
         """Read all that has parts of its own.
@@ -87,7 +89,7 @@ class ResponsesPrompt(BaseModel):
         if self.input is None and self.previous_response_id is None:
             raise InvalidField("input", "missing")
         self._items = input_items([] if self.input is None else self.input)
-        self._n_bytes = len(dumps(self._items))
+        self._encoded = dumps(self._items, separators=(",", ":")).encode()
         self._messages = chat_of(self._items, unknown)
         self._tools = function_tools(self.tools, "function", "parameters", TOOL, unknown)
         self._calls(several=True)
@@ -112,12 +114,13 @@ class ResponsesPrompt(BaseModel):
 
         Args:
             defaults: The server's.
-            before: The messages of the response that this one goes on from.
+            before: The items of the chat that this one goes on from; they are read as if they were sent.
 
         Raises:
             InvalidField: Options that cannot be, or no messages.
         """
-        messages = in_call_order(self.turns(before))
+        messages = chat_of([*before, *self._items], Unknown()) if before else self._messages
+        messages = in_call_order(messages)
         if not messages:
             raise InvalidField("input", "expected at least one item, found none")
         if self.instructions is not None:
@@ -127,10 +130,6 @@ class ResponsesPrompt(BaseModel):
                 self.reasoning.get("effort"), self.chat_template_kwargs, defaults
             )
         return Asked(messages, self._tools if self.tool_choice != "none" and self._tools else None, options)
-
-    def turns(self, before: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
-        """Give the messages without instructions, those of an earlier response first."""
-        return [*before, *self._messages]
 
 
 class ResponsesRequest(ResponsesPrompt, Drawn):
@@ -144,6 +143,8 @@ class ResponsesRequest(ResponsesPrompt, Drawn):
     metadata: dict[str, Any] = {}
     store: bool = True
     stop: Any = None
+
+    _told_back: bytes = PrivateAttr(b"")
 
     @classmethod
     def read(cls, body: Mapping[str, Any], unknown: Unknown) -> Self:
@@ -161,8 +162,16 @@ class ResponsesRequest(ResponsesPrompt, Drawn):
         if request.top_logprobs and LOGPROBS not in request.include:
             raise InvalidField("top_logprobs", f'needs include: ["{LOGPROBS}"]')
         check_top_logprobs(request.top_logprobs, "top_logprobs")
+        _check_metadata(request.metadata)
         request._understand(unknown)
+        told = {"instructions": request.instructions, "tools": request.tools}
+        request._told_back = dumps(told, separators=(",", ":")).encode() if request.store else b""
         return request
+
+    @property
+    def told_back(self) -> bytes:
+        """Instructions and tools as an object in JSON, where the response is to be kept."""
+        return self._told_back
 
     @property
     def tells_logprobs(self) -> bool:
@@ -209,3 +218,19 @@ class ResponsesCount(ResponsesPrompt):
         request = checked(cls, honoured_fields(body, table, unknown))
         request._understand(unknown)
         return request
+
+
+def _check_metadata(metadata: Mapping[str, Any]) -> None:
+    """Keep what is told back, and kept, as small as it is on OpenAI's route."""
+    if len(metadata) > MAX_METADATA:
+        raise InvalidField("metadata", f"expected at most {MAX_METADATA} pairs, found {len(metadata)}")
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY:
+            raise InvalidField(
+                "metadata", f"a key may have {MAX_METADATA_KEY} characters, found {cut(repr(key), 80)}"
+            )
+        if not isinstance(value, str) or len(value) > MAX_METADATA_VALUE:
+            raise InvalidField(
+                f"metadata.{key}",
+                f"expected text of at most {MAX_METADATA_VALUE} characters, found {cut(repr(value), 80)}",
+            )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from flashnext.engine.events import Event, Reply, Usage
 from flashnext.engine.sampling import Sampling
-from flashnext.server.chat_form import call, seal
+from flashnext.server.chat_form import seal
 from flashnext.server.chat_response import PIECE_CHARS
 from flashnext.server.errors import envelope
 from flashnext.server.logprobs import ChatLogprobs
@@ -52,7 +52,7 @@ class ResponsesResponse:
         prompt_ids: The prompt.
         new_id: Makes the random part of ids.
         logprobs: Writes log-probabilities; None where they are not asked for.
-        keep: Told the finished response and the turn of a chat that it is.
+        keep: Told the finished response.
     """
 
     framing: ClassVar[Framing] = EVENTS
@@ -67,7 +67,7 @@ class ResponsesResponse:
     prompt_ids: list[int]
     new_id: Callable[[], str]
     logprobs: ChatLogprobs | None
-    keep: Callable[[dict[str, Any], dict[str, Any]], object]
+    keep: Callable[[dict[str, Any]], object]
 
     def __post_init__(self) -> None:
         """Start without items."""
@@ -219,22 +219,8 @@ class ResponsesResponse:
         if self.asked.return_token_ids:
             more |= {"prompt_token_ids": self.prompt_ids, "token_ids": self._ids}
         response = self._response("incomplete" if cut else "completed", **more)
-        self.keep(response, self._turn())
+        self.keep(response)
         return closing, response
-
-    def _turn(self) -> dict[str, Any]:
-        """Write the reply as the turn of a chat."""
-
-        def said(kind: str) -> str:
-            return "".join(one["content"][0]["text"] for one in self._output if one["type"] == kind)
-
-        turn: dict[str, Any] = {"role": "assistant", "content": said("message")}
-        if thoughts := said("reasoning"):
-            turn["reasoning_content"] = thoughts
-        calls = [one for one in self._output if one["type"] == "function_call"]
-        if calls:
-            turn["tool_calls"] = [call(one["name"], one["arguments"], one["call_id"]) for one in calls]
-        return turn
 
     def _response(self, status: str, **more: Any) -> dict[str, Any]:
         asked, sampling = self.asked, self.sampling

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
 
 from flashnext.server.errors import ResponseNotFound
+
+_log = logging.getLogger("flashnext.server")
 
 
 @dataclass(frozen=True)
 class Kept:
-    """A response with the chat that it ends.
+    """A response with the chat that it ends, all of it JSON in UTF-8, so that what it takes is its length.
 
     Attributes:
         response: As it was told.
-        items: What its own request had as input, as it is told back.
-        messages: The whole chat behind it in the form of chat completions, its own turn last, and without
+        items: What its own request had as input, a list of items.
+        chat: The whole chat behind it, its own output last: one list of items after another. It is without
             instructions, which are each request's own.
-        n_bytes: What all of it takes as JSON. Turns that several responses share count in each.
     """
 
-    response: dict[str, Any]
-    items: list[dict[str, Any]]
-    messages: list[dict[str, Any]]
-    n_bytes: int
+    response: bytes
+    items: bytes
+    chat: tuple[bytes, ...]
+
+    @property
+    def n_bytes(self) -> int:
+        """What all of it takes. Lists that several responses share count in each."""
+        return len(self.response) + len(self.items) + sum(map(len, self.chat))
 
 
 class ResponseStore:
@@ -45,8 +50,14 @@ class ResponseStore:
         return len(self._kept)
 
     def put(self, response_id: str, kept: Kept) -> None:
-        """Keep a response, unless it is larger than all may be together."""
-        if self._most == 0 or kept.n_bytes > self._most_bytes:
+        """Keep a response; of one that is larger than all may be together the log has a warning instead."""
+        if self._most == 0:
+            return
+        if kept.n_bytes > self._most_bytes:
+            _log.warning(
+                "%s takes %d bytes with its chat and is not kept; --max-responses-size leaves %d to all",
+                *(response_id, kept.n_bytes, self._most_bytes),
+            )
             return
         self._kept[response_id] = kept
         self.n_bytes += kept.n_bytes

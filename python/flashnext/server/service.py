@@ -177,6 +177,8 @@ class Service:
             record.append_to(self.settings.record)
         except OSError as error:
             _log.warning("%s: the request could not be recorded: %s", self.settings.record, error.strerror)
+        except ValueError as error:  # text that no file in UTF-8 can have
+            _log.warning("%s: the request could not be recorded: %s", self.settings.record, error)
 
     async def choices(self, prompt: ReadPrompt, sampling: Sampling, n: int) -> list[AsyncRequest]:
         """Begin n replies to one prompt, each as a request with its choice's seed would begin it.
