@@ -27,7 +27,7 @@ class Scripted(ServerThread):
         super().__init__(defaults=Defaults(thinking=thinking))
         self._rounds = 0
         self._held_at: int | None = None
-        self._go_on = threading.Event()
+        self._changed = threading.Condition()
         self.core.before = self._wait
 
     def says(self, text: str, *, thoughts: str = "", hold_at: int | None = None) -> int:
@@ -45,23 +45,30 @@ class Scripted(ServerThread):
         tokenizer = self.engine.tokenizer
         before = [*tokenizer.encode(thoughts), tokenizer.control_ids["</think>"]] if thoughts else []
         self.core.script = [*before, *tokenizer.encode(text), stop_id]
-        self._go_on.clear()
-        self._rounds = 0
-        self._held_at = hold_at
+        with self._changed:
+            self._rounds = 0
+            self._held_at = hold_at
         return len(self.core.script)
 
-    def go_on(self) -> None:
-        self._go_on.set()
+    def go_on(self, *, hold_at: int | None = None) -> None:
+        """Let a reply that stands still go on, to its end or until so many rounds of it."""
+        with self._changed:
+            self._held_at = hold_at
+            self._changed.notify_all()
 
     def close(self) -> None:
         self.go_on()
         super().close()
 
     def _wait(self, what: str) -> None:
-        if what == "round":
+        if what != "round":
+            return
+        with self._changed:
             self._rounds += 1
-            if self._held_at is not None and self._rounds > self._held_at:
-                assert self._go_on.wait(120), "the test has forgotten to let the reply go on"
+            goes_on = self._changed.wait_for(
+                lambda: self._held_at is None or self._rounds <= self._held_at, timeout=120
+            )
+        assert goes_on, "the test has forgotten to let the reply go on"
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
