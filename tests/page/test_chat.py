@@ -157,6 +157,36 @@ def test_stop_ends_the_reply_here_and_on_the_server(by: str, scripted: Scripted,
     expect(replies(page).last.locator(".body")).to_have_text("fine")
 
 
+def test_a_reply_that_cannot_be_shown_ends_like_any_other_and_is_kept(
+    scripted: Scripted, open_page: OpenPage
+) -> None:
+    scripted.says("one reply")
+    page = open_page(scripted)
+    page.evaluate(
+        """() => {
+          const make = document.createElement;
+          window.failures = 0;
+          document.createElement = function (tag) {
+            if (tag !== 'li') return make.call(document, tag);
+            window.failures++;
+            throw new RangeError('planted');  // where figures are shown
+          };
+          for (const kind of ['error', 'unhandledrejection'])
+            window.addEventListener(kind, (event) => event.preventDefault());
+        }"""
+    )
+    send(page, "Say it.")
+    expect(page.locator("#send")).to_be_visible()
+    expect(page.locator("article.reply .body")).to_have_text("one reply")
+    assert page.evaluate("failures") > 0
+    assert "one reply" in page.evaluate("JSON.stringify({...sessionStorage})")
+    page.reload()
+    expect(replies(page).locator(".body")).to_have_text("one reply")
+    scripted.says("another")
+    send(page, "And now?")
+    expect(replies(page).last.locator(".body")).to_have_text("another")
+
+
 def test_new_chat_can_be_taken_back(scripted: Scripted, open_page: OpenPage) -> None:
     scripted.says("one")
     page = open_page(scripted)

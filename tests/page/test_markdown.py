@@ -55,6 +55,9 @@ DOCUMENTS = [
     "```python\ndef f():\n    return '<b>'\n```",
     "~~~\n```\nnot the end\n~~~\ntext",
     "````\n```\ninner\n```\n````",
+    "~~~ a `b` c\n`code`\n~~~\ntext\n\n``` a `b` c\n\n~~\nno fence",
+    "# one ##x\n# two #x ##  \n# ##\n## # #",
+    "[a](  https://a.example/p  'q'  ) [c](<https://a.example/c> \"t\" )",
     "```\nunclosed\n\ncode",
     "text\n```sh\nls\n```\ntext",
     "  ```\n  indented\n    more\n  ```",
@@ -254,6 +257,13 @@ UNFRIENDLY = {
     "addresses": "https://a.example/" * 2_000,
     "closing brackets": "https://a.example/" + ")" * 1_900,
     "entities": "&amp" * 10_000,
+    "spaces between tildes and a tick": "~~~" + " " * 300_000 + "`",
+    "tildes and a tick": "~" * 300_000 + "`",
+    "spaces between ticks and a tick": "```" + " " * 300_000 + "`",
+    "a heading of hashes": "# " + "#" * 300_000 + "x",
+    "brackets behind addresses": ("https://a.example/" + ")" * 1_900 + " ") * 300,
+    "spaces in front of addresses": ("[a](" + " " * 1_900 + "b c) ") * 300,
+    "emphasis in emphasis": "*a **b " * 3_000 + "c" + " d** e*" * 3_000,
 }
 
 
@@ -262,7 +272,76 @@ def test_no_text_is_too_much_for_the_page(name: str, scripted: Scripted, open_pa
     """It comes to an end, within what a test may take, and leaves letters as they are."""
     text = UNFRIENDLY[name]
     page = open_page(scripted)
-    (nodes,) = page.evaluate(SERIALIZE, [text])
+    # Not awaited, so that a page that hangs is a failure and no test that hangs.
+    page.evaluate(
+        f"""(documents) => {{
+          setTimeout(async () => {{
+            window.found = await ({SERIALIZE})(documents);
+            document.documentElement.dataset.done = "true";
+          }});
+        }}""",
+        [text],
+    )
+    page.locator("html[data-done]").wait_for()
+    (nodes,) = page.evaluate("window.found")
     shown_text = "".join(leaves([node for node in nodes if isinstance(node, list)]))
     letters = [char for char in text if char.isalpha()]
     assert [char for char in shown_text if char.isalpha()] == letters
+
+
+def emphasis(levels: int) -> str:
+    return "*a **b " * (levels // 2) + "c" + " d** e*" * (levels // 2)
+
+
+def depth(nodes: list[Any]) -> int:
+    return max((1 + depth(node[2:]) for node in nodes if not isinstance(node, str)), default=0)
+
+
+def test_emphasis_has_a_hundred_levels_and_shows_the_marks_of_more(
+    scripted: Scripted, open_page: OpenPage
+) -> None:
+    page = open_page(scripted)
+    hundred, more = shown(page, [emphasis(100), emphasis(104)])
+    assert depth(hundred) == 101  # and the paragraph
+    assert "*" not in "".join(leaves(hundred))
+    assert depth(more) == 101
+    text = "".join(leaves(more))
+    assert text.startswith("*a **b *a **b a b") and text.endswith("d e d** e* d** e*")
+
+
+FAILING = """
+async () => {
+  const { Markdown } = await import('/page/markdown.js');
+  const node = document.createElement('div');
+  const markdown = new Markdown(node);
+  const make = document.createElement;
+  const seen = [];
+  const show = (text) => {
+    markdown.show(text);
+    seen.push(node.innerHTML);
+  };
+  show('one\\n\\ntwo');
+  document.createElement = function (tag) {
+    if (tag === 'em') throw new RangeError('planted');
+    return make.call(document, tag);
+  };
+  show('one\\n\\n<two> *three');
+  show('one\\n\\n<two> *three*');
+  show('one\\n\\n<two> *three* four');
+  document.createElement = make;
+  show('one\\n\\n<two> *three* four.');
+  return seen;
+}
+"""
+
+
+def test_a_text_that_fails_is_shown_as_it_is_written_until_it_fails_no_more(
+    scripted: Scripted, open_page: OpenPage
+) -> None:
+    assert open_page(scripted).evaluate(FAILING) == [
+        '<p dir="auto">one</p><p dir="auto">two</p>',
+        '<p dir="auto">one</p><p dir="auto">&lt;two&gt; *three</p>',
+        "one\n\n&lt;two&gt; *three*",
+        "one\n\n&lt;two&gt; *three* four",
+        '<p dir="auto">one</p><p dir="auto">&lt;two&gt; <em>three</em> four.</p>',
+    ]

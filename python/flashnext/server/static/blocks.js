@@ -2,8 +2,9 @@
 //
 // What CommonMark and GitHub's tables have and models write. Raw HTML, setext headings and code by indentation are text.
 // A code block whose end has not come yet goes to the end, so that a reply can be shown while it is written.
+// The time grows with the text and no faster: a pattern here has one way to match, and ends are looked for by index.
 
-const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
+const FENCE = /^( {0,3})(`{3,}|~{3,})/;
 const HEADING = /^ {0,3}(#{1,6})(?:[ \t]|$)/;
 const RULE = /^ {0,3}([-*_])[ \t]*(?:\1[ \t]*){2,}$/;
 const QUOTE = /^ {0,3}> ?/;
@@ -35,7 +36,7 @@ function read(lines, depth) {
 
 function readOne(lines, at, depth) {
   const line = lines[at];
-  const fence = FENCE.exec(line);
+  const fence = fenceOf(line);
   if (fence) return readCode(lines, at, fence);
   const heading = HEADING.exec(line);
   if (heading) return [{ type: "heading", level: heading[1].length, text: headingText(line) }, at + 1];
@@ -48,12 +49,21 @@ function readOne(lines, at, depth) {
 
 function headingText(line) {
   const text = line.trim().replace(/^#+/, "").trim();
-  const bare = text.replace(/#+$/, "");
-  return bare === "" || bare.endsWith(" ") ? bare.trim() : text;
+  let end = text.length;
+  while (text[end - 1] === "#") end--;
+  return end === 0 || text[end - 1] === " " ? text.slice(0, end).trim() : text;
 }
 
-function readCode(lines, at, [opening, marks, info]) {
-  const indent = opening.length - opening.trimStart().length;
+/** Read the beginning of a code block, or null. What follows backticks has none, or they are code inside a line. */
+function fenceOf(line) {
+  const match = FENCE.exec(line);
+  if (!match) return null;
+  const [opening, { length: indent }, marks] = match;
+  const info = line.slice(opening.length);
+  return marks[0] === "`" && info.includes("`") ? null : { indent, marks, info };
+}
+
+function readCode(lines, at, { indent, marks, info }) {
   const body = [];
   let next = at + 1;
   let closed = false;
@@ -187,7 +197,7 @@ function readTable(lines, at) {
 
 /** Whether a line begins a block that may stand right behind a paragraph. */
 function begins(line, depth) {
-  if (FENCE.test(line) || HEADING.test(line) || RULE.test(line)) return true;
+  if (fenceOf(line) || HEADING.test(line) || RULE.test(line)) return true;
   if (depth >= MAX_DEPTH) return false;
   const item = ITEM.exec(line);
   const interrupts = item && item[3] && line.trim() !== item[2] && (!/\d/.test(item[2]) || parseInt(item[2], 10) === 1);

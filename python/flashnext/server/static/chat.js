@@ -142,9 +142,12 @@ function finish() {
   const done = running;
   running = null;
   cancelAnimationFrame(done.frame);
-  show(done);
-  showRunning();
-  save();
+  try {
+    show(done);
+  } finally {
+    showRunning();
+    save();
+  }
   const { content, problem } = done.message;
   // Heard once and whole, instead of token by token.
   announce([problem, content && `Reply: ${content.slice(0, ANNOUNCED_CHARS)}`].filter(Boolean).join(" "));

@@ -5,6 +5,7 @@
 
 const MAX_LABEL = 1000;
 const MAX_ADDRESS = 2000;
+const MAX_EMPHASIS = 100; // inside each other; what is around them has its marks shown
 const PUNCTUATION = /[\p{P}\p{S}]/u;
 const ESCAPABLE = /[!-/:-@[-`{-~]/;
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', apos: "'", nbsp: "\u00a0" };
@@ -125,15 +126,17 @@ function bare(text, i) {
   if (i > 0 && /\w/.test(text[i - 1])) return null;
   const match = at(BARE, text, i);
   if (!match) return null;
-  let address = match[0].replace(/["\x60*~|].*$/s, "");
+  const whole = match[0].replace(/["\x60*~|].*$/s, "");
   // What ends a sentence is no part of it, and a bracket only where its other half is.
-  for (;;) {
-    const last = address.at(-1);
-    const open = { ")": "(", "]": "[" }[last];
-    const extra = open && address.split(last).length > address.split(open).length;
-    if (!extra && !".,:;!?'\"".includes(last)) break;
-    address = address.slice(0, -1);
+  const count = (char) => whole.split(char).length - 1;
+  const extra = { ")": count(")") - count("("), "]": count("]") - count("[") };
+  let end = whole.length;
+  for (; end; end--) {
+    const last = whole[end - 1];
+    if (extra[last] > 0) extra[last]--;
+    else if (!".,:;!?'\"".includes(last)) break;
   }
+  const address = whole.slice(0, end);
   return linked(address, [{ type: "text", text: address }], i + address.length);
 }
 
@@ -147,10 +150,10 @@ function link(text, i) {
   const open = text[i] === "!" ? i + 1 : i;
   const close = labelEnd(text, open);
   if (close < 0 || text[close + 1] !== "(") return null;
-  const inside = /^\(\s*(?:<([^<>\n]*)>|([^\s<][^\s]*?))?(?:\s+(?:"[^"]*"|'[^']*'))?\s*\)$/;
+  const inside = /^(?:<([^<>\n]*)>|([^\s<]\S*))?(?:\s+(?:"[^"]*"|'[^']*'))?$/;
   const end = addressEnd(text, close + 1);
   if (end < 0) return null;
-  const match = inside.exec(text.slice(close + 1, end + 1));
+  const match = inside.exec(text.slice(close + 2, end).trim());
   if (!match) return null;
   const label = text.slice(open + 1, close);
   const children = inlineOf(label || match[1] || match[2] || "", true);
@@ -198,15 +201,22 @@ function run(text, i) {
 /** Pair the runs, as CommonMark's appendix does, and turn what is left of them into text. */
 function emphasized(parts) {
   const bottom = new Map();
+  let floor = -1; // nothing up to here is opened behind it: that would be too deep
   for (let c = 0; c < parts.length; c++) {
     const closer = parts[c];
     if (closer.type !== "run" || !closer.closes || !closer.n) continue;
     const kind = `${closer.char}${closer.opens}${closer.whole % 3}`;
-    const lowest = bottom.get(kind) ?? -1;
+    const lowest = Math.max(bottom.get(kind) ?? -1, floor);
     let o = c - 1;
     while (o > lowest && !pairs(parts[o], closer)) o--;
     if (o <= lowest) {
       bottom.set(kind, c - 1);
+      continue;
+    }
+    const children = parts.slice(o + 1, c).map(asText);
+    const depth = 1 + children.reduce((deepest, child) => Math.max(deepest, child.depth ?? 0), 0);
+    if (depth > MAX_EMPHASIS) {
+      floor = c - 1;
       continue;
     }
     const opener = parts[o];
@@ -214,8 +224,7 @@ function emphasized(parts) {
     const type = closer.char === "~" ? "strike" : n === 2 ? "strong" : "em";
     opener.n -= n;
     closer.n -= n;
-    const children = parts.slice(o + 1, c).map(asText);
-    parts.splice(o + 1, c - o - 1, { type, children });
+    parts.splice(o + 1, c - o - 1, { type, depth, children });
     c = o + 1; // the closer is looked at once more, behind what has come between
     if (!closer.n) c++;
   }

@@ -17,9 +17,18 @@ export class Markdown {
     this.#node = node;
   }
 
-  /** Show a text in the place of the last one. */
+  /** Show a text in the place of the last one; as it is written, where it is too much for what is here. */
   show(text) {
-    const blocks = blocksOf(text);
+    try {
+      this.#showBlocks(blocksOf(text));
+    } catch {
+      this.#node.textContent = text;
+      this.#sources = [];
+    }
+  }
+
+  #showBlocks(blocks) {
+    if (!this.#sources.length) this.#node.replaceChildren();
     blocks.forEach((block, i) => {
       if (this.#sources[i] === block.source) return;
       const old = this.#node.children[i];
