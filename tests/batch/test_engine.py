@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from flashnext import BatchItem, Engine, Sampling, TemplateOptions
 from flashnext.engine.errors import EngineClosed, MemoryShort
+from flashnext.engine.events import Reply
 from flashnext.engine.many import Outcome, answered
+from flashnext.engine.request import Request
 from flashnext.errors import InvalidArgument
 from flashnext.text.messages import InvalidField
 
@@ -80,6 +82,27 @@ def test_what_is_open_is_cancelled_where_the_iterator_is_dropped(engine: Engine)
     counts = engine.counts
     while counts.running or counts.waiting:
         counts = engine.counts
+
+
+def test_what_is_awaited_is_cancelled_too_where_the_wait_is_ended(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cancelled: list[Request] = []
+    cancel = Request.cancel
+
+    def interrupted(request: Request) -> Reply:
+        raise KeyboardInterrupt
+
+    def noted(request: Request) -> None:
+        cancelled.append(request)
+        cancel(request)
+
+    monkeypatch.setattr(Request, "result", interrupted)
+    monkeypatch.setattr(Request, "cancel", noted)
+    batch = engine.batch(["b"] * 3, sampling=Sampling(max_tokens=8000, ignore_eos=True))
+    with pytest.raises(KeyboardInterrupt):
+        next(batch)
+    assert len(set(cancelled)) == 3
 
 
 @pytest.mark.parametrize("ahead", [0, -1, True, 1.5])

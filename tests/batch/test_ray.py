@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from flashnext import Engine, Sampling, TemplateOptions
+from flashnext.engine.engine import BUNDLED
 from flashnext.errors import InvalidArgument
 
 pytestmark = [
@@ -64,6 +65,29 @@ def test_chats_are_rendered_with_the_options_and_with_turns_of_many_kinds(cluste
     with Engine(parallel=1) as engine:
         replies = [engine.generate(chat, sampling=SHORT, options=QUICK).result() for chat in chats]
     assert sorted(row["token_sha"] for row in found) == sorted(reply.token_sha for reply in replies)
+
+
+def test_a_row_that_is_no_request_is_its_own_error_alone() -> None:
+    import pyarrow as pa
+    from flashnext.batch.ray import Worker
+
+    worker = Worker(str(BUNDLED), {"parallel": 2}, SHORT, QUICK)
+    right: dict[str, Any] = {"prompt": "3 + 4 =", "seed": None}
+    turn = {"role": "user", "content": "What is 3 + 4?"}
+    blocks: list[tuple[dict[str, Any], list[Any], str]] = [
+        (right, [{"prompt": "a", "seed": seed} for seed in (2.5, 1e30)], "seed"),
+        (right, [{"prompt": "a", "seed": "7"}], "seed"),
+        ({"messages": [turn]}, [{"messages": [None]}, {"messages": [turn, None]}], "the row is no request"),
+        ({"messages": None, "prompt": "a"}, [{"messages": "Hello", "prompt": None}], "the row is no request"),
+    ]
+    try:
+        for good, wrong, problem in blocks:
+            first, *refused, last = worker(pa.Table.from_pylist([good, *wrong, good])).to_pylist()
+            assert [problem in row["error"] and row["text"] is None for row in refused] == [True] * len(wrong)
+            assert first["error"] is last["error"] is None
+            assert first["token_sha"] == last["token_sha"] is not None
+    finally:
+        worker._engine.close()
 
 
 def test_a_cluster_without_the_resource_is_told_how_to_get_it(

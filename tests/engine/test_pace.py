@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flashnext.engine.pace import HOPED_BYTES_PER_S, RECOVER_S, Pace
+from flashnext.engine.pace import HOPED_BYTES_PER_S, MOST_COOL_S, RECOVER_S, Pace, Pauses
 from flashnext.engine.radix import row_keys
 from support.jobs import add
 from support.spilling import hang, prompt, spilled
@@ -73,3 +73,12 @@ def test_a_mark_that_is_waited_for_in_vain_says_how_slow_the_disk_is(
     hangs.set()
     server.settle()
     server.close()
+
+
+def test_files_that_failed_long_ago_and_are_gone_are_forgotten() -> None:
+    pauses = Pauses()
+    for i in range(1000):
+        pauses.fail(i * 2 * MOST_COOL_S, f"file {i}")
+        pauses.succeed(())  # other files can be had
+        assert pauses.of([f"file {i}"]) > i * 2 * MOST_COOL_S
+    assert len(pauses._files) <= 2

@@ -20,7 +20,7 @@ from flashnext.engine.loading import Loading
 from flashnext.engine.marks import Kind
 from flashnext.engine.pace import COOL_S
 from flashnext.engine.radix import Keys, row_keys
-from flashnext.errors import OutOfPages
+from flashnext.errors import DeviceError, OutOfPages
 from support.fake_core import PAGE
 from support.spilling import IDENTITY, MOST_S, Server, end, prompt, spilled
 
@@ -656,4 +656,24 @@ def test_one_file_that_nothing_can_be_seen_of_stops_no_others(
     monkeypatch.setattr("flashnext.engine.spill_files.os.scandir", entries)
     server = Server(tmp_path)
     assert (server.counts.stored, server.counts.spill_failures) == (1, 0)
+    server.close()
+
+
+def test_a_device_that_fails_is_asked_for_no_state_for_a_while(tmp_path: Path) -> None:
+    server, asked = Server(tmp_path), list[str]()
+    server.ask(prompt(60), [end(50)], max_tokens=1)
+    server.settle()
+
+    def failing(name: str) -> None:
+        if name in ("read_page", "read_block"):
+            asked.append(name)
+            raise DeviceError("the device is lost")
+
+    server.core.calling = failing
+    server.disk.ahead_bytes, server.disk._all_stored = 1 << 40, -1
+    deadline = time.monotonic() + MOST_S
+    while not asked or server.disk.busy:
+        assert time.monotonic() < deadline and len(asked) < 100, "it is asked again and again"
+        server.caching.tend()
+    assert len(asked) == 1 and server.counts.spill_failures == 1 and not server.spill.ready
     server.close()

@@ -17,7 +17,9 @@ import ray
 from ray.data import ActorPoolStrategy, Dataset
 
 from flashnext.engine.engine import BUNDLED, Engine
-from flashnext.engine.many import BatchItem, Outcome
+from flashnext.engine.many import AHEAD, Outcome
+from flashnext.engine.many import answered as answered_by
+from flashnext.engine.request import Request
 from flashnext.engine.sampling import Sampling
 from flashnext.errors import FlashnextError, InvalidArgument
 from flashnext.text.jsontext import dumps
@@ -60,22 +62,35 @@ class Worker:
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Answer the rows of a block."""
         given = rows.to_pylist()
-        outcomes = self._engine.batch(map(self._item, given))
+        outcomes = answered_by(given, self._submit, AHEAD * self._engine.parallel)
         added = pa.Table.from_pylist([_columns(outcome) for outcome in outcomes], schema=COLUMNS)
         kept = [name for name in rows.column_names if name not in COLUMNS.names]
         for name in kept:
             added = added.append_column(rows.schema.field(name), rows.column(name))
         return added.select([*kept, *COLUMNS.names])
 
-    def _item(self, row: Mapping[str, Any]) -> BatchItem:
-        seed = row.get("seed")
-        sampling = self._sampling if seed is None else replace(self._sampling, seed=seed)
-        messages = row.get("messages")
-        if messages is None:
-            return BatchItem(row.get("prompt"), sampling=sampling)
-        # What one message of a column has, all have, as null.
-        present = [{name: part for name, part in turn.items() if part is not None} for turn in messages]
-        return BatchItem(present, sampling=sampling, options=self._options)
+    def _submit(self, row: Mapping[str, Any]) -> Request:
+        """Begin the reply to a row.
+
+        Raises:
+            FlashnextError: There is none: it is the row's error, and no other row's.
+        """
+        seed, messages = row.get("seed"), row.get("messages")
+        prompt, options = row.get("prompt"), None
+        try:
+            sampling = self._sampling if seed is None else replace(self._sampling, seed=seed)
+            if messages is not None:
+                # What one message of a column has, all have, as null.
+                prompt = [
+                    {name: part for name, part in turn.items() if part is not None} for turn in messages
+                ]
+                options = self._options
+        except (AttributeError, TypeError) as error:
+            raise InvalidArgument(
+                "the row is no request: expected turns of a chat in messages, or text or ids in prompt; "
+                f"{error}"
+            ) from None
+        return self._engine.submit(prompt, sampling=sampling, options=options)
 
 
 def answered(

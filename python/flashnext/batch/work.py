@@ -72,7 +72,7 @@ async def answer_lines(
     others = {one.fingerprint for one in output.done.values()} - {None, fingerprint}
     if others:
         raise InvalidArgument(
-            f"{output.path.name} was begun with another model, number format or version "
+            f"{output.path.name} was begun with another model, number format, version or --context "
             f"({', '.join(sorted(map(str, others)))}, and this one is {fingerprint}); take the former one, "
             "or another file for the output"
         )

@@ -107,16 +107,22 @@ def answered(items: Iterable[Any], submit: Callable[[Any], Request], ahead: int)
         EngineFailed: The engine's thread died.
     """
     opened: deque[_Open] = deque()
+
+    def first() -> Outcome:
+        outcome = opened[0].outcome()  # among those that are open for as long as it is waited for
+        opened.popleft()
+        return outcome
+
     try:
         for index, item in enumerate(items):
             while len(opened) >= ahead:
-                yield opened.popleft().outcome()
+                yield first()
             while True:
                 try:
                     opened.append(_Open(index, item, submit(item)))
                 except MemoryShort as error:  # those that are open give some back
                     if opened:
-                        yield opened.popleft().outcome()
+                        yield first()
                         continue
                     opened.append(_Open(index, item, error))
                 except (EngineClosed, EngineFailed):
@@ -125,7 +131,7 @@ def answered(items: Iterable[Any], submit: Callable[[Any], Request], ahead: int)
                     opened.append(_Open(index, item, error))
                 break
         while opened:
-            yield opened.popleft().outcome()
+            yield first()
     finally:
         for one in opened:
             if isinstance(one.request, Request):

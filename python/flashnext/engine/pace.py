@@ -116,6 +116,9 @@ class Pauses:
             name: Of the file that failed; None where it is plain that others would fail too.
         """
         if name is not None and self._last in (None, name):
+            # A mark that is gone never succeeds, so what failed long ago is forgotten.
+            recent = {one: cool for one, cool in self._files.items() if cool.until_s + MOST_COOL_S > now_s}
+            self._files = recent
             self._files.setdefault(name, Cool()).fail(now_s)
             self._last = name
         else:

@@ -21,7 +21,7 @@ from flashnext.engine.pace import Pace, Pauses
 from flashnext.engine.radix import Keys
 from flashnext.engine.spill_books import Books, StoredMark
 from flashnext.engine.spill_states import OfOneFile, StateFiles
-from flashnext.errors import FlashnextError
+from flashnext.errors import FlashnextError, InvalidArgument
 
 _log = logging.getLogger("flashnext.engine")
 
@@ -304,7 +304,7 @@ class Spill:
         except (OSError, files.SpillError) as error:
             if not self._closed:
                 self._fail(error, self._writes)
-        except FlashnextError:  # it was evicted meanwhile, which has failed nobody
+        except (Ended, InvalidArgument):  # it was evicted meanwhile, which has failed nobody
             pass
         except Exception as error:
             self._fail(error, self._writes)
