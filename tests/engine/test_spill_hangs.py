@@ -14,6 +14,8 @@ import pytest
 from flashnext.engine import spill_files as files
 from flashnext.engine import spill_states
 from flashnext.engine.caching import Caching
+from flashnext.engine.core import Snapshot
+from flashnext.engine.loading import Loading
 from flashnext.engine.on_disk import HANG_S
 from flashnext.engine.radix import row_keys
 from flashnext.errors import OutOfPages
@@ -278,6 +280,52 @@ def test_a_mark_that_a_slow_disk_has_for_a_junior_holds_no_senior_up(
     server.close()
 
 
+def test_a_mark_that_a_slow_disk_has_for_a_background_job_holds_no_normal_one_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path, n_pages=13)
+    monkeypatch.setattr(spill_states, "SPILL_PIECE_BYTES", server.core.page_bytes)
+    server.disk._now_s = lambda: 1e3  # it is not late
+    begun, hangs = hang(monkeypatch, "read", after=5)
+    background = add(server.scheduler, [*prompt(50), 900], max_tokens=2, background=True)
+    step_until_loading(server, background)
+    assert begun.wait(MOST_S)
+    normal = add(server.scheduler, prompt(80, 7), max_tokens=2)  # more pages than the read leaves
+    for _ in range(100):
+        if not normal.job.ended:
+            server.scheduler.step()
+    assert normal.token_ids() == counting(prompt(80, 7))[:2]
+    server.run()
+    assert background.token_ids() == counting([*prompt(50), 900])[:2]
+    hangs.set()
+    server.settle()
+    server.close()
+
+
+def test_who_joins_a_late_read_has_the_patience_of_one_who_has_just_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    clock = [1e3]
+    server.disk._now_s = lambda: clock[0]
+    server.disk.patience_s = 1.0
+    _, hangs = hang(monkeypatch, "read")
+    first = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    step_until_loading(server, first)
+    clock[0] += server.disk.patience_s + 10
+    server.run()
+    assert first.job.ended and len(server.disk._fetches) == 1
+    second = add(server.scheduler, [*prompt(50), 901], max_tokens=2)
+    step_until_loading(server, second)
+    server.scheduler.step()
+    assert second.job.loading
+    hangs.set()
+    server.run()
+    assert second.token_ids() == counting([*prompt(50), 901])[:2]
+    server.settle()
+    server.close()
+
+
 def test_a_mark_that_comes_for_a_senior_does_not_give_way_to_a_junior(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +378,29 @@ def test_what_comes_after_the_end_stays_nowhere(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(server.spill, "close", lambda: close(0.01))
     server.close()
     hangs.set()
+    assert server.spill._reader.close(MOST_S), "it hangs for ever"
+    assert server.core.open_snapshots == [] and server.core.n_taken == 0
+
+
+def test_what_has_come_and_is_told_after_the_end_stays_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = spilled(tmp_path)
+    begun, ends, whole = threading.Event(), threading.Event(), Loading.whole
+
+    def late(loading: Loading) -> Snapshot:
+        made = whole(loading)
+        begun.set()
+        ends.wait()
+        return made
+
+    monkeypatch.setattr(Loading, "whole", late)
+    client = add(server.scheduler, [*prompt(50), 900], max_tokens=2)
+    step_until_loading(server, client)
+    assert begun.wait(MOST_S)
+    server.spill.close_s = 0.01
+    server.scheduler.end_all(RuntimeError("over"))
+    ends.set()
     assert server.spill._reader.close(MOST_S), "it hangs for ever"
     assert server.core.open_snapshots == [] and server.core.n_taken == 0
 

@@ -43,23 +43,27 @@ class _Fetch:
     Attributes:
         n_bytes: That have to come.
         promised_bytes: Of the cache, that are kept for it.
-        began_s: When it was asked for.
         saves_s: What reading it anew takes.
         loading: The read.
-        jobs: Who waits for it, or has until they were cancelled or made way.
+        jobs: Who waits for it, or has until they were cancelled or made way, and since when.
     """
 
     n_bytes: int
     promised_bytes: int
-    began_s: float
     saves_s: float
     loading: Loading
-    jobs: list[Job] = field(default_factory=list)
+    jobs: dict[Job, float] = field(default_factory=dict)
 
     @property
     def wanted(self) -> bool:
         """Whether anybody waits for it."""
         return any(job.loading and not job.ended for job in self.jobs)
+
+    @property
+    def since_s(self) -> float:
+        """Since when the first of those waits who wait for it now."""
+        waiting = [since_s for job, since_s in self.jobs.items() if job.loading and not job.ended]
+        return min(waiting, default=math.inf)
 
     def wanted_by(self, rank: tuple[bool, int]) -> bool:
         """Whether anybody waits for it who is more senior than that."""
@@ -99,6 +103,7 @@ class OnDisk:
         self.patience_s = PATIENCE_S
         self._arrived: deque[Callable[[], None]] = deque()  # what the directory's threads tell
         self._wake = threading.Event()
+        self._ending, self._ended = threading.Lock(), False  # what comes later is heard by nobody
         self._fetches: dict[KeptMark, _Fetch] = {}
         self._storing = False
         self._later: dict[Kept, float] = {}  # what cannot be written now, and until when
@@ -209,6 +214,8 @@ class OnDisk:
         for fetch in self._fetches.values():
             fetch.loading.give_up()
         self._spill.close()
+        with self._ending:
+            self._ended = True
         self._hear()
 
     def use(self, mark: KeptMark) -> None:
@@ -236,8 +243,8 @@ class OnDisk:
             return False
         for other in self._fetches.values():  # it may have made way while it waited, and not come back to it
             if job in other.jobs:
-                other.jobs.remove(job)
-        self._fetches[mark].jobs.append(job)
+                del other.jobs[job]
+        self._fetches[mark].jobs[job] = self._now_s()
         job.loading = True
         return True
 
@@ -272,10 +279,14 @@ class OnDisk:
         snapshot = base.value.snapshot if base is not None else None
 
         def done(made: Snapshot | None, has: bool) -> None:
-            self._tell(lambda: self._fetched(mark, keys, made, has))
+            with self._ending:
+                if not self._ended:
+                    self._tell(lambda: self._fetched(mark, keys, made, has))
+                elif made is not None:  # nobody hears of it
+                    made.close()
 
         loading = self._spill.load(keys, snapshot, self._shared_pages(mark, base), done)
-        self._fetches[mark] = _Fetch(n_bytes, n_bytes, self._now_s(), _saved_s(mark, base), loading)
+        self._fetches[mark] = _Fetch(n_bytes, n_bytes, _saved_s(mark, base), loading)
         return True
 
     def _fetched(self, mark: KeptMark, keys: Keys, snapshot: Snapshot | None, has: bool) -> None:
@@ -304,11 +315,11 @@ class OnDisk:
         late = [
             fetch
             for fetch in self._fetches.values()
-            if fetch.jobs and (self._hangs or now_s - fetch.began_s > fetch.saves_s + self.patience_s)
+            if fetch.wanted and (self._hangs or now_s - fetch.since_s > fetch.saves_s + self.patience_s)
         ]
         for fetch in late:
             # So that the next one does not wait for the same again.
-            self._spill.pace.measure(fetch.n_bytes, now_s - fetch.began_s, ended=False)
+            self._spill.pace.measure(fetch.n_bytes, now_s - fetch.since_s, ended=False)
             _let_go(fetch)
         for fetch in self._fetches.values():
             if not fetch.wanted:

@@ -43,6 +43,9 @@ LOADING_S = 0.1
 LOOK_AHEAD = 256
 """Waiting jobs that are considered in a step; beyond them nobody would be admitted anyway."""
 
+BACKGROUND = True, 0
+"""The rank that is more senior than all background jobs', and less than all others'."""
+
 
 class _Ending(NamedTuple):
     """A reply that has ended, whose state is to be kept, and tokens that were drawn beyond its end."""
@@ -243,8 +246,13 @@ class Scheduler:
             # A mark that comes from a slow disk for one of the juniors would have its pages for long.
             lacking = who_lacks(running, limits.free_pages) if short.running else ()
             needy = next((job for job in self._running if job.id in lacking), None)
-            if needy is None or not self._caching.end_reads(needy.rank):
-                return next_step(waiting, running, limits, self._costs)
+            if needy is not None and self._caching.end_reads(needy.rank):
+                continue
+            step = next_step(waiting, running, limits, self._costs)
+            normal = bool(waiting) and not waiting[0].background
+            helped = not normal or step.preempt is not None or waiting[0].id in step.admit
+            if helped or not self._caching.end_reads(BACKGROUND):
+                return step
 
     def _hits(self) -> set[KeptMark]:
         """Name the marks that those who come next go on from."""
