@@ -83,7 +83,7 @@ CLAIM(a_barrier_that_is_left_out_is_an_error_of_the_wait) {
 
 CLAIM(an_error_names_the_part_and_the_kernel) {
   Rows rows(open_metal());
-  rows.row(0) = 1 << 20;
+  rows.row(0) = kRows;  // the first behind the end
   const EventRef done = rows.device->event();
   const auto cb = rows.device->command_buffer();
   cb->part("draft head");
@@ -166,7 +166,7 @@ CLAIM(a_value_that_was_signalled_before_the_failure_stands) {
   cb->signal(late, 2);
   cb->commit();
   early->wait(1);
-  rows.row(0) = 1 << 20;
+  rows.row(0) = kRows;  // the first behind the end
   late->signal(1);
   CHECK_THROWS(late->wait(2), DeviceError, "copy_rows_f32");
   early->wait(1);
