@@ -53,7 +53,7 @@ def order_of(subject: Subject) -> str:
 
 @pytest.mark.parametrize("subject", subjects(), ids=lambda s: s.name)
 def test_the_kernel_contract_is_green(subject: Subject) -> None:
-    # What a kernel computes is shown on metal-host; how it is bound and launched, at the edges of its envelope.
+    # What a kernel computes is shown on metal-host; how it is bound and launched, at the edges of shapes.
     for gate in GATES if subject.name in CHECKED else ("shapes",):
         assert run_gate(subject, gate, runner(order_of(subject))).red == {}, gate
 
