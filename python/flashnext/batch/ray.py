@@ -90,6 +90,8 @@ class Worker:
                 "the row is no request: expected turns of a chat in messages, or text or ids in prompt; "
                 f"{error}"
             ) from None
+        if prompt is None:
+            raise InvalidArgument("the row is no request: it has neither messages nor a prompt")
         return self._engine.submit(prompt, sampling=sampling, options=options)
 
 
