@@ -236,7 +236,12 @@ def test_ctrl_c_ends_it_with_130_and_says_how_to_go_on(tmp_path: Path) -> None:
     ]
     source, target = write(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     process = subprocess.Popen(
-        [*BATCH, str(source), "-o", str(target)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*BATCH, str(source), "-o", str(target)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a shell runs in the background has Ctrl-C ignored, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     until(lambda: target.exists() and lines_of(target) >= 1, "the first line was not answered", MOST_S)
     process.send_signal(signal.SIGINT)
