@@ -11,14 +11,11 @@ from typing import Any
 import httpx
 import pytest
 from flashnext import _core
-from flashnext.engine.engine import BUNDLED
-from flashnext.text.parser import split_control
-from flashnext.text.tokenizer import Tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.script import TOKENIZER, ids_of
 from support.serving import ServerProcess, ServerThread, server_process, until
 
-TOKENIZER = Tokenizer.from_folder(BUNDLED)
 ROUTES = ("/v1/responses", "/v1/messages")
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}, "s": {"type": "string"}}}
 
@@ -45,18 +42,6 @@ def body(route: str, **more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": "x"}]
     on = {"type": "adaptive"}
     return {"model": "tiny", "max_tokens": 8000, "messages": messages, "thinking": on, "tools": tools, **more}
-
-
-def ids_of(text: str, size: int = 10**6) -> list[int]:
-    """A reply's tokens; text between control tokens is encoded in pieces of `size` characters."""
-    ids: list[int] = []
-    for piece, is_control in split_control(text):
-        if is_control:
-            ids.append(TOKENIZER.control_ids[piece])
-        else:
-            for at in range(0, len(piece), size):
-                ids += TOKENIZER.encode(piece[at : at + size])
-    return [*ids, TOKENIZER.control_ids["<|im_end|>"]]
 
 
 def send(server: ServerThread, route: str, **more: Any) -> httpx.Response:

@@ -10,15 +10,12 @@ from typing import Any
 
 import openai
 import pytest
-from flashnext.engine.engine import BUNDLED
 from flashnext.engine.sampling import Sampling
-from flashnext.text.parser import split_control
-from flashnext.text.tokenizer import Tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.script import TOKENIZER, ids_of
 from support.serving import ServerThread
 
-TOKENIZER = Tokenizer.from_folder(BUNDLED)
 ASK: list[Any] = [{"role": "user", "content": "x"}]
 
 
@@ -43,18 +40,6 @@ def tool(name: str, **properties: Any) -> dict[str, Any]:
 
 
 TOOLS = [tool("f", x={"type": "integer"}, s={"type": "string"}), tool("g")]
-
-
-def ids_of(text: str, size: int = 10**6) -> list[int]:
-    """A reply's tokens; text between control tokens is encoded in pieces of `size` characters."""
-    ids: list[int] = []
-    for piece, is_control in split_control(text):
-        if is_control:
-            ids.append(TOKENIZER.control_ids[piece])
-        else:
-            for at in range(0, len(piece), size):
-                ids += TOKENIZER.encode(piece[at : at + size])
-    return [*ids, TOKENIZER.control_ids["<|im_end|>"]]
 
 
 def say(scripted: ServerThread, client: openai.OpenAI, text: str, size: int = 10**6, **more: Any) -> Any:

@@ -18,10 +18,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from flashnext.cli import find_model
-from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, PARALLEL
+from flashnext.commands.loading import add_loading_options
+from flashnext.engine.defaults import PARALLEL
 from flashnext.engine.wording import FLAGS
 from flashnext.errors import FlashnextError, InvalidArgument
-from flashnext.server.options import CACHE_AUTO, cache_gib, folder, gib, number, parallel
+from flashnext.server.options import CACHE_AUTO, cache_gib, folder, number, parallel
 from flashnext.text.jsontext import clean_text
 
 if TYPE_CHECKING:
@@ -77,19 +78,7 @@ def batch(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int
         metavar="auto|N",
         help=f"most replies at once (default auto: {PARALLEL}, or as many as there is room for)",
     )
-    model.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="(default bfloat16)"
-    )
-    model.add_argument("--device", default="auto", help="auto, or the name of one (default auto)")
-    model.add_argument(
-        "--drafts", type=int, default=DRAFTS, metavar="N", help=f"most drafts of a round (default {DRAFTS})"
-    )
-    model.add_argument(
-        "--load-limit",
-        type=gib,
-        metavar="GIB",
-        help=f"most memory that all of it takes (default: {LIMIT_PERCENT} %% of the machine's)",
-    )
+    add_loading_options(model)
     model.add_argument(
         "--prefix-cache",
         type=cache_gib,

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flashnext.cli import find_model
-from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_PARALLEL
+from flashnext.commands.loading import add_loading_options
+from flashnext.engine.defaults import MAX_PARALLEL
 from flashnext.engine.wording import FLAGS
 from flashnext.errors import DeviceError, InvalidArgument
-from flashnext.server.options import gib
 from flashnext.version import VERSION
 
 if TYPE_CHECKING:
@@ -89,19 +89,7 @@ def bench(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Non
         metavar="N",
         help="of each run, whose median counts (default 3)",
     )
-    parser.add_argument("--device", default="auto", help="auto, or the name of one (default auto)")
-    parser.add_argument(
-        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="(default bfloat16)"
-    )
-    parser.add_argument(
-        "--drafts", type=int, default=DRAFTS, metavar="N", help=f"most drafts of a round (default {DRAFTS})"
-    )
-    parser.add_argument(
-        "--load-limit",
-        type=gib,
-        metavar="GIB",
-        help=f"most memory that all of it takes (default: {LIMIT_PERCENT} %% of the machine's)",
-    )
+    add_loading_options(parser)
     parser.add_argument("--json", action="store_true", help="print the JSON alone (default: a table first)")
     return _run
 
