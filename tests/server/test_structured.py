@@ -22,7 +22,7 @@ QUICK = {"chat_template_kwargs": {"enable_thinking": False}}
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ServerProcess]:
-    with server_process("--drafts", "4") as server:
+    with server_process("--drafts", "4", "--no-prices") as server:
         yield server
 
 
