@@ -1,18 +1,22 @@
-"""Measure what HTTP adds to a reply, and what many clients that come and leave leave behind.
+"""Measure what HTTP costs, and what many clients that come and leave leave behind.
 
-    python bench/server.py --requests 200 --streams 2000
+    python bench/server.py                     all parts, on the bundled checkpoint
+    python bench/server.py MODEL --part rates  one part, on another checkpoint
 
-First `flashnext-serve` on the bundled checkpoint is asked for streamed chats by 1 and by 8 connections at a
-time, kept open: for replies of many lengths, so that connections ask at moments of their own, and then for
-replies of one length, after which all of them ask at once. A first token is late by the time from sending
-the request until the first piece of text has been read, less the engine's own `first_token_ms`, which the
-reply tells. One thread has all connections, and looks into no more than it needs, so that the client takes
-little of the processors. Then a program asks the same of an `Engine` of its own, from as many threads: its
-first tokens are late too, by reading the chat and by the way between threads. HTTP adds the rest.
+`first-token`: `flashnext-serve` is asked for streamed chats by 1 and by 8 connections at a time, kept open:
+for replies of many lengths, so that connections ask at moments of their own, and then for replies of one
+length, after which all of them ask at once. A first token is late by the time from sending the request until
+the first piece of text has been read, less the engine's own `first_token_ms`, which the reply tells. One
+thread has all connections, and looks into no more than it needs, so that the client takes little of the
+processors. Then a program asks the same of an `Engine` of its own, from as many threads: its first tokens are
+late too, by reading the chat and by the way between threads. HTTP adds the rest. Longer replies, also 1 and 8
+at a time, tell the processor time that the server's event loop takes for each streamed token.
 
-Longer replies, also 1 and 8 at a time, tell the processor time that the server's event loop takes for each
-streamed token. Then streams are opened, all of them idle in the queue but one, and dropped; the server's
-open files and memory are read before and after.
+`rates`: tokens a second of streamed replies over 1, 8 and 32 connections, and of the same replies in a
+program, in turns.
+
+`streams`: streams are opened, all of them idle in the queue but one, and dropped; the server's open files and
+memory are read before and after.
 """
 
 from __future__ import annotations
@@ -34,13 +38,16 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from flashnext.engine.engine import Engine
+from flashnext.engine.engine import BUNDLED, Engine
 from flashnext.engine.sampling import Sampling
 
 SERVE = "import sys; from flashnext.cli import serve; sys.exit(serve())"
 TIMEOUT_S = 300.0
 TOKENS = 200
 """Of the replies that tell the processor time of a token."""
+
+PARTS = ("first-token", "rates", "streams")
+CONNECTIONS = (1, 8, 32)
 
 LENGTHS = (5, 23, 11, 31, 8, 17, 28, 13)
 """Of replies that end, and so of requests that come, one by one."""
@@ -140,9 +147,9 @@ def ask_engine(engine: Engine, n_threads: int, n_requests: int, numbers: Iterato
     turns = itertools.islice(itertools.cycle(LENGTHS), n_requests)
 
     def ask(number: int, length: int) -> float:
-        body = json.loads(body_of(number))
+        messages = json.loads(body_of(number))["messages"]
         began_s = time.perf_counter()
-        request = engine.submit(body["messages"], sampling=Sampling(temperature=0, max_tokens=length))
+        request = engine.submit(messages, sampling=Sampling(temperature=0, max_tokens=length))
         next(request)
         late_ms = (time.perf_counter() - began_s) * 1e3
         first_ms = request.result().timings.first_token_ms
@@ -170,6 +177,54 @@ def tell_first_tokens(
         print(f"where all connections ask at once they are {together:.2f} ms late")
 
 
+def tell_loop(port: int, pid: int, n_connections: int, n_requests: int, numbers: Iterator[int]) -> None:
+    """Print what the event loop takes for a streamed token."""
+    before_s = loop_s(pid)
+    n = max(n_connections, n_requests // 10)
+    ask_all(port, n_connections, n, numbers, [TOKENS], ignore_eos=True)
+    token_us = (loop_s(pid) - before_s) / (n * TOKENS) * 1e6
+    print(f"the event loop takes {token_us:.0f} us of processor time for a streamed token")
+
+
+def engine_rate(engine: Engine, n_threads: int, numbers: Iterator[int], n_tokens: int) -> float:
+    """Tokens a second of as many replies at once in this program."""
+    how = Sampling(temperature=0, max_tokens=n_tokens, ignore_eos=True)
+
+    def ask(number: int) -> int:
+        return len(engine.submit(json.loads(body_of(number))["messages"], sampling=how).result().token_ids)
+
+    began_s = time.perf_counter()
+    with ThreadPoolExecutor(n_threads) as pool:
+        n = sum(pool.map(ask, itertools.islice(numbers, n_threads)))
+    return n / (time.perf_counter() - began_s)
+
+
+def server_rate(port: int, n_connections: int, numbers: Iterator[int], n_tokens: int) -> float:
+    """Tokens a second of as many streamed replies at once."""
+    began_s = time.perf_counter()
+    ask_all(port, n_connections, n_connections, numbers, [n_tokens], ignore_eos=True)
+    return n_connections * n_tokens / (time.perf_counter() - began_s)
+
+
+def tell_rates(
+    port: int, engine: Engine, n_connections: int, n_rounds: int, numbers: Iterator[int], n_tokens: int
+) -> None:
+    """Print tokens a second over HTTP and in a program, and the ratio, medians of rounds in turns."""
+    rates = [
+        (
+            server_rate(port, n_connections, numbers, n_tokens),
+            engine_rate(engine, n_connections, numbers, n_tokens),
+        )
+        for _ in range(n_rounds)
+    ]
+    server, program = (statistics.median(side) for side in zip(*rates, strict=True))
+    shares = sorted(server / program for server, program in rates)
+    print(
+        f"{n_connections} connections: {server:.1f} tokens a second, {program:.1f} in a program: share "
+        f"{statistics.median(shares):.3f} (median of {n_rounds} rounds, {shares[0]:.3f} to {shares[-1]:.3f})"
+    )
+
+
 def loop_s(pid: int) -> float:
     """Processor time of a process's first thread so far, which runs the event loop (Linux)."""
     return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0]) * 1e-9
@@ -195,18 +250,48 @@ def open_streams(port: int, n: int) -> list[socket.socket]:
     return streams
 
 
+def tell_streams(port: int, pid: int, n: int, numbers: Iterator[int]) -> bool:
+    """Open and drop streams, and print what they leave behind; returns whether that is nothing."""
+    files, mib = state_of(pid)
+    began = time.perf_counter()
+    streams = open_streams(port, n)
+    opened = time.perf_counter()
+    files_open, mib_open = state_of(pid)
+    for stream in streams:
+        stream.close()
+    while state_of(pid)[0] > files and time.perf_counter() - opened < TIMEOUT_S:
+        time.sleep(0.05)
+    gone = time.perf_counter()
+    samples = ask_all(port, 1, 20, numbers, [8])
+    files_after, mib_after = state_of(pid)
+    print(
+        f"{n} streams: opened in {opened - began:.1f} s, gone {gone - opened:.1f} s after they were dropped\n"
+        f"open files {files}, {files_open} with them, {files_after} after them\n"
+        f"resident {mib:.0f} MiB, {mib_open:.0f} with them, {mib_after:.0f} after them\n"
+        f"the next first tokens are {statistics.median(samples):.2f} ms late"
+    )
+    return files_after <= files + 1
+
+
 def main() -> int:
-    """Run all of it and print the figures."""
+    """Run what is asked for and print the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("checkpoint", nargs="?", type=Path, default=BUNDLED)
+    parser.add_argument("--part", choices=PARTS, action="append", help="by default all of them")
     parser.add_argument("--requests", type=int, default=200, help="requests of each sample (default 200)")
     parser.add_argument("--streams", type=int, default=2000, help="streams to open and drop (default 2000)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of rates (default 3)")
+    parser.add_argument("--tokens", type=int, default=64, help="tokens of their replies (default 64)")
     args = parser.parse_args()
+    parts = args.part or PARTS
+    parallel = max(CONNECTIONS) if "rates" in parts else 8
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 2 * args.streams + 1000)), hard))
-    command = [sys.executable, "-c", SERVE, "--port", "0", "--log-level", "warning", "--parallel", "8"]
+    command = [sys.executable, "-c", SERVE, str(args.checkpoint), "--port", "0", "--log-level", "warning"]
+    command += ["--served-model-name", "flashnext", "--context", "4096", "--parallel", str(parallel)]
     command += ["--queue", str(args.streams + 64), "--max-connections", str(args.streams + 100)]
     with (
-        Engine(parallel=8) as engine,
+        Engine(args.checkpoint, context=4096, parallel=parallel) as engine,
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
     ):
         try:
@@ -219,32 +304,15 @@ def main() -> int:
                     break
             numbers = itertools.count()  # no prompt comes twice
             ask_all(port, 1, 20, numbers, [8])  # warm-up
-            for n_connections in (1, 8):
-                tell_first_tokens(port, engine, n_connections, args.requests, numbers)
-                before_s = loop_s(process.pid)
-                n = max(n_connections, args.requests // 10)
-                ask_all(port, n_connections, n, numbers, [TOKENS], ignore_eos=True)
-                token_us = (loop_s(process.pid) - before_s) / (n * TOKENS) * 1e6
-                print(f"the event loop takes {token_us:.0f} us of processor time for a streamed token")
-            files, mib = state_of(process.pid)
-            began = time.perf_counter()
-            streams = open_streams(port, args.streams)
-            opened = time.perf_counter()
-            files_open, mib_open = state_of(process.pid)
-            for stream in streams:
-                stream.close()
-            while state_of(process.pid)[0] > files and time.perf_counter() - opened < TIMEOUT_S:
-                time.sleep(0.05)
-            gone = time.perf_counter()
-            samples = ask_all(port, 1, 20, numbers, [8])
-            files_after, mib_after = state_of(process.pid)
-            print(
-                f"{args.streams} streams: opened in {opened - began:.1f} s, gone {gone - opened:.1f} s after "
-                f"they were dropped\nopen files {files}, {files_open} with them, {files_after} after them\n"
-                f"resident {mib:.0f} MiB, {mib_open:.0f} with them, {mib_after:.0f} after them\n"
-                f"the next first tokens are {statistics.median(samples):.2f} ms late"
-            )
-            return int(files_after > files + 1)
+            ask_engine(engine, 1, 20, numbers)
+            if "first-token" in parts:
+                for n_connections in CONNECTIONS[:2]:
+                    tell_first_tokens(port, engine, n_connections, args.requests, numbers)
+                    tell_loop(port, process.pid, n_connections, args.requests, numbers)
+            if "rates" in parts:
+                for n_connections in CONNECTIONS:
+                    tell_rates(port, engine, n_connections, args.rounds, numbers, args.tokens)
+            return int("streams" in parts and not tell_streams(port, process.pid, args.streams, numbers))
         finally:
             process.terminate()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -19,6 +18,7 @@ from flashnext.engine.sampling import Sampling, choice_seed
 from flashnext.server.answering import Running
 from flashnext.server.errors import ModelLoading, ModelNotFound, logged
 from flashnext.server.fields import Unknown
+from flashnext.server.ids import RandomIds
 from flashnext.server.metrics import Metrics
 from flashnext.server.queue import Queue
 from flashnext.server.record import Record
@@ -54,7 +54,7 @@ class Service:
         *,
         now: Callable[[], float] = time.time,
         clock_s: Callable[[], float] = time.monotonic,
-        new_id: Callable[[], str] = lambda: secrets.token_hex(12),
+        new_id: Callable[[], str] | None = None,
     ) -> None:
         """Make a server that is still loading.
 
@@ -62,7 +62,7 @@ class Service:
             settings: How it behaves.
             now: The time of day, in Unix seconds.
             clock_s: A clock that never goes back.
-            new_id: Makes the random part of ids.
+            new_id: Makes the random part of ids; by default `RandomIds`.
         """
         self.settings = settings
         self.unknown = Unknown(settings.strict_fields)
@@ -71,7 +71,7 @@ class Service:
         self.created = int(now())
         self.now = now
         self.clock_s = clock_s
-        self.new_id = new_id
+        self.new_id = new_id or RandomIds()
         self.loaded: Engine | None = None
         self.queue = Queue(1, settings.max_queue, clock_s)
         self.responses = ResponseStore(settings.max_responses, settings.max_responses_bytes)
