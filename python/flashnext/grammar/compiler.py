@@ -202,7 +202,8 @@ class Compiler:
         for i, tool, key in values[:_DIAGNOSED]:
             parameters = tool["parameters"]
             alone = {**parameters, "properties": {key: parameters["properties"][key]}, "required": []}
-            source = self._lark_of([{"name": tool["name"], "parameters": alone}])
+            alone.pop("minProperties", None)
+            source = self._lark_of([{"name": tool["name"], "parameters": alone}], first=i)
             matcher = self._matcher(LLMatcher.grammar_from_lark(source))
             if matcher.is_error() and "does not exist" not in matcher.get_error():
                 pointer = f"/{i}/function/parameters/properties/{schemas.escape(key)}"

@@ -85,7 +85,7 @@ class _Splitter:
         if found.n_seen > self._most:
             raise GrammarError("it has too many alternatives")
         if depth > schemas.MAX_DEPTH:
-            raise GrammarError("it leads to itself")
+            raise GrammarError("its references and alternatives are nested too deep")
         if not isinstance(schema, Mapping):
             if schema is True:
                 found.texts.append({"type": "string"})
@@ -126,7 +126,11 @@ class _Splitter:
             text["enum"] = [one for one in schema["enum"] if isinstance(one, str)]
             other["enum"] = [one for one in schema["enum"] if not isinstance(one, str)]
         found.texts.append(text)
-        if (other_kinds or (kinds is None and "enum" in schema)) and other.get("enum", [None]):
+        if (
+            "const" not in schema
+            and (other_kinds or (kinds is None and "enum" in schema))
+            and other.get("enum", [0])
+        ):
             found.others.append(other)
 
 
