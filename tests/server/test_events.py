@@ -7,12 +7,14 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from flashnext import _core
 from flashnext.server import stream as stream_module
+from flashnext.server.ids import CHARACTERS, RandomIds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.script import TOKENIZER, ids_of
@@ -456,3 +458,10 @@ def test_a_long_reply_is_not_written_by_the_event_loop(
     assert [one is loop_thread for one in threads] == [n == 1]
     url = f"http://127.0.0.1:{watched.port}/v1/responses/{response['id']}"
     assert httpx.get(url, timeout=60).json() == response
+
+
+def test_ids_are_asked_for_by_several_threads_at_once() -> None:
+    new_id = RandomIds()
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: new_id(), range(20_000)))
+    assert len(set(made)) == len(made) and {len(one) for one in made} == {CHARACTERS}
