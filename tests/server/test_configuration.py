@@ -62,7 +62,7 @@ def options_of(*arguments: str) -> dict[str, Any]:
 
 EVERYTHING = [
     "a folder/\u00fc\U0001f680\"\\\x7f\n#", "--offline", "--host", "::1", "--port", "0", "--context", "4096",
-    "--load-limit", "0.5", "--prefix-cache", "0", "--spill-dir", "/a folder/of marks", "--spill-limit", "1.25",
+    "--load-limit", "0.5", "--prefix-cache", "0", "--spill-dir", "/a b/marks", "--spill-limit", "1.25",
     "--device", "cpu", "--dtype", "float32", "--parallel", "3", "--gap", "17.5", "--drafts", "2",
     "--round-rows", "64", "--ngram-table", "streamed", "--no-lone", "--serial-drafts", "--no-prices",
     "--served-model-name", "a", "--served-model-name", "b, c", "--temperature", "1e-05", "--top-p", "0.95",
