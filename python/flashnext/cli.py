@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from flashnext.engine.engine import Engine
     from flashnext.engine.plan import MemoryPlan
     from flashnext.server.service import Service
+    from flashnext.server.settings import Settings
 
 STOP_TIMEOUT_S = 0.5
 """How long the end waits for the device to finish the step that it is in."""
@@ -278,7 +279,7 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
         prefix_cache_gib=args.prefix_cache,
         spill_dir=args.spill_dir,
         spill_limit_gib=args.spill_limit,
-        planned=_show_plan,
+        planned=partial(_show_plan, settings=settings),
         names=FLAGS,
     )
     loading = Loading(load, _progress(path), service)
@@ -340,15 +341,19 @@ def _progress(path: Path) -> Iterator[Callable[[str], None]]:
         yield lambda stage: bars.update(task, description=f"loading {path.name}: {stage}")
 
 
-def _show_plan(plan: MemoryPlan) -> None:
-    """Print what memory will be taken, before it is."""
+def _show_plan(plan: MemoryPlan, *, settings: Settings) -> None:
+    """Print what memory will be taken, before it is, and what the server may come to take beside that."""
     from flashnext.engine.plan_text import plan_table
+    from flashnext.server.settings import MIB
 
     for warning in plan.warnings:
         print(f"flashnext-serve: warning: {warning}", file=sys.stderr)
     if sys.stderr.isatty():
         print("\r\x1b[2K", end="", file=sys.stderr, flush=True)  # the line of the spinner, which comes again
     print(plan_table(plan), flush=True)
+    if settings.max_responses and settings.max_responses_bytes:
+        most = f"{settings.max_responses_bytes / MIB:.1f} MiB"
+        print(f"{'responses':<22}{most:>11}  kept ones at most, beside the sum", flush=True)
 
 
 def _banner(engine: Engine, service: Service, url: str, began: float) -> str:

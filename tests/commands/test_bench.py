@@ -97,3 +97,14 @@ def test_what_cannot_be_measured_is_told(
 def test_a_number_that_is_out_of_bounds_is_refused_however_it_is_written(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match="expected a whole number from 1 to 1000"):
         benching._number(1, 1000)(text)
+
+
+def test_a_mac_tells_the_name_of_its_chip() -> None:
+    def read(name: bytes, found: Any, size: Any, *rest: Any) -> int:
+        if name != b"machdep.cpu.brand_string":
+            return -1
+        found.value = b"Apple M3 Ultra"
+        return 0
+
+    assert benching.mac_processor(read) == "Apple M3 Ultra"
+    assert benching.mac_processor(lambda *given: -1) is None

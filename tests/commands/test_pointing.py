@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from flashnext import commands
 from flashnext.commands import pointing
-from flashnext.commands.pointing import CLIENTS, routes
+from flashnext.commands.pointing import CLIENTS, Server, routes
 from support.serving import ServerThread, free_port
 
 SERVING = (Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -248,3 +248,14 @@ def test_bash_completes_commands_options_names_and_files(
         ["bash", "-c", program], capture_output=True, text=True, timeout=60, cwd=tmp_path, env={**os.environ}
     )
     assert {word.strip() for word in done.stdout.splitlines() if word.strip()} == expected, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [("key-1", "key-1"), ("none", "none"), ("123", '"123"'), ("1e5", '"1e5"'), ("Null", '"Null"'),
+     ("x", '"x"'), ("a:b", '"a:b"'), ("-", '"-"')],
+)  # fmt: skip
+def test_a_key_stays_text_in_yaml(text: str, written: str) -> None:
+    server = Server("http://127.0.0.1:1", model=text, key=text)
+    assert f"api_key: {written}\n" in CLIENTS["litellm"].text(server)
+    assert f"model_name: {written}\n" in CLIENTS["llm"].text(server)

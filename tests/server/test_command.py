@@ -36,9 +36,10 @@ def test_it_says_what_it_loaded_how_much_memory_it_takes_and_where_it_is() -> No
         assert lines["context"] == "4,096 tokens"
         assert "(70 % of" in lines["memory"]
         assert lines["memory"].split()[1] == "MiB"
-        for part in ("weights", "scratch", "sequences", "pages", "margin"):
+        for part in ("weights", "scratch", "sequences", "pages", "margin", "responses"):
             assert lines[part].split()[1] == "MiB", part
         assert "a context of 4,096 tokens" in lines["pages"]
+        assert lines["responses"] == "64.0 MiB  kept ones at most, beside the sum"
         assert server.banner.index("memory") < server.banner.index("model ")  # planned before it is loaded
         assert lines["address"] == f"http://127.0.0.1:{server.port}/v1"
         assert lines["ready"].startswith("in ")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import http.client
 import json
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
 import pytest
 from flashnext import _core
+from flashnext.server import stream as stream_module
+from flashnext.server.ids import CHARACTERS, RandomIds
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.script import TOKENIZER, ids_of
@@ -384,3 +388,80 @@ def test_a_client_that_leaves_cancels_its_reply(route: str, stream: bool, watche
     until(lambda: watched.core.n_rounds > 3, "the reply did not begin")
     connection.close()
     until(lambda: pool.free == pool.total and watched.service.queue.n_open == 0, "the reply went on")
+
+
+# --- what is long
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_response_tells_back_is_not_written_again_by_the_event_loop(
+    stream: bool, scripted: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scripted.core.script = ids_of("</think>7")
+    written = stream_module._encode
+    longest = []
+
+    def watched_encode(value: Any) -> str:
+        text = written(value)
+        longest.append(len(text))
+        return text
+
+    monkeypatch.setattr(stream_module, "_encode", watched_encode)
+    long = "x" * 300_000
+    tool = {"type": "function", "name": "f", "description": "d", "parameters": {"description": long}}
+    form = {"type": "json_schema", "name": "n", "schema": {"description": long[:200_000]}}
+    more: Any = {
+        "tools": [tool],
+        "tool_choice": "none",
+        "text": {"format": form},
+        "instructions": "Be brief.",
+    }
+    response = send(scripted, "/v1/responses", stream=stream, **more)
+    if stream:
+        told = [event["response"] for event in events(response) if "response" in event]
+        assert len(told) == 3
+    else:
+        told = [response.json()]
+    for one in told:
+        assert {name: one[name] for name in more} == more
+    assert longest and max(longest) < 10_000
+    url = f"http://127.0.0.1:{scripted.port}/v1/responses/{told[-1]['id']}"
+    assert httpx.get(url, timeout=60).json() == told[-1]
+
+
+@pytest.mark.parametrize("n", [1, 60])
+def test_a_long_reply_is_not_written_by_the_event_loop(
+    n: int, watched: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def thread() -> threading.Thread:
+        return threading.current_thread()
+
+    written = stream_module._encode
+    threads: list[threading.Thread] = []
+
+    def watched_encode(value: Any) -> str:
+        threads.append(threading.current_thread())
+        return written(value)
+
+    monkeypatch.setattr(stream_module, "_encode", watched_encode)
+    loop_thread = asyncio.run_coroutine_threadsafe(thread(), watched.loop).result(30)
+    include = ["message.output_text.logprobs"]
+    more: Any = {
+        "include": include,
+        "top_logprobs": 20,
+        "max_output_tokens": n,
+        "ignore_eos": True,
+        "seed": 1,
+    }
+    response = send(watched, "/v1/responses", tools=[], **more).json()
+    assert response["usage"]["output_tokens"] == n
+    assert [one is loop_thread for one in threads] == [n == 1]
+    url = f"http://127.0.0.1:{watched.port}/v1/responses/{response['id']}"
+    assert httpx.get(url, timeout=60).json() == response
+
+
+def test_ids_are_asked_for_by_several_threads_at_once() -> None:
+    new_id = RandomIds()
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: new_id(), range(20_000)))
+    assert len(set(made)) == len(made) and {len(one) for one in made} == {CHARACTERS}

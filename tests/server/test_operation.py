@@ -6,7 +6,6 @@ import asyncio
 import http.client
 import json
 import logging
-import os
 import signal
 import socket
 import subprocess
@@ -25,7 +24,7 @@ from flashnext import _core
 from flashnext.server import body, chat
 from flashnext.server.settings import Defaults
 from flashnext.text.jsontext import loads
-from support.serving import SERVE, ServerThread, free_port, server_process, until
+from support.serving import ServerThread, free_port, server_process, until
 
 GOLDEN = [
     json.loads(line)
@@ -576,106 +575,3 @@ def test_prompts_are_logged_where_that_is_asked_for() -> None:
         httpx.post(f"{server.url}/chat/completions", json={**PLAIN, "model": "tiny-6bit"}, timeout=60)
         server.end(signal.SIGTERM)
         assert "What is 3 + 4?" in server.err
-
-
-# --- configuration
-
-
-def configured(*arguments: str, **environ: str) -> dict[str, tuple[str, str]]:
-    done = subprocess.run(
-        [*SERVE, *arguments, "--print-config"],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **environ},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
-    return {row[0]: (row[1] if len(row) == 3 else "", row[-1]) for row in rows}
-
-
-def test_flags_go_before_the_environment_before_the_file_before_defaults(tmp_path: Path) -> None:
-    file = tmp_path / "serve.toml"
-    file.write_text('port = 1111\nmax-body = 8\nstrict_fields = true\nqueue = 3\ncors-origin = ["a", "b"]\n')
-    found = configured(
-        "--config", str(file), "--port", "3333", FLASHNEXT_PORT="2222", FLASHNEXT_MAX_BODY="9.5",
-        FLASHNEXT_NO_THINKING="yes",
-    )  # fmt: skip
-    assert found["port"] == ("3333", "flag")
-    assert found["max-body"] == ("9.5", "environment")
-    assert found["no-thinking"] == ("True", "environment")
-    assert found["strict-fields"] == ("True", str(file))
-    assert found["queue"] == ("3", str(file))
-    assert found["drain"] == ("10.0", "default")
-    assert found["prefix-cache"] == found["parallel"] == ("auto", "default")
-    assert "secret" not in str(configured("--api-key", "secret"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "environ", "problem"),
-    [
-        (["--pory", "1"], {}, "did you mean --port?"),
-        ([], {"FLASHNEXT_PORT": "x"}, "FLASHNEXT_PORT: expected a port"),
-        ([], {"FLASHNEXT_SPILL_DIR": ""}, "FLASHNEXT_SPILL_DIR: expected a folder, found ''"),
-        ([], {"FLASHNEXT_DTYPE": "int3"}, "FLASHNEXT_DTYPE: expected one of bfloat16, float32"),
-        ([], {"FLASHNEXT_STRICT_FIELDS": "maybe"}, "FLASHNEXT_STRICT_FIELDS: expected true or false"),
-        (["--config", "/nowhere.toml"], {}, "/nowhere.toml: cannot be read"),
-        (["--host", "0.0.0.0"], {}, "there is no key"),
-        (["--api-key", ""], {}, "expected a key"),
-        (["--api-key-file", "/nowhere"], {}, "/nowhere: cannot be read"),
-        (["--served-model-name", "a\nb"], {}, "--served-model-name: expected UTF-8 without control"),
-        ([], {"FLASHNEXT_CORS_ORIGIN": "a,\udcff"}, "FLASHNEXT_CORS_ORIGIN: expected UTF-8 without control"),
-        (["--queue", "-1"], {}, "--queue: expected a whole number from 0"),
-        (["--spill-dir", ""], {}, "--spill-dir: expected a folder, found ''"),
-        (["--temperature", "nan"], {}, "--temperature: expected a number from 0 to 100"),
-    ],
-)
-def test_a_wrong_setting_is_told_by_its_name(
-    arguments: list[str], environ: dict[str, str], problem: str
-) -> None:
-    done = subprocess.run(
-        [*SERVE, "--port", "0", *arguments],
-        capture_output=True, text=True, timeout=60, env={**os.environ, **environ},
-    )  # fmt: skip
-    assert done.returncode in (1, 2)
-    assert problem in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("prt = 1", "did you mean 'port'?"),
-        ("port = [1]", "port: expected a plain value"),
-        ("= 1", "not TOML"),
-    ],
-)
-def test_a_wrong_file_is_told_by_its_name(text: str, problem: str, tmp_path: Path) -> None:
-    file = tmp_path / "serve.toml"
-    file.write_text(text)
-    done = subprocess.run([*SERVE, "--config", str(file)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1
-    assert str(file) in done.stderr and problem in done.stderr
-
-
-def test_a_server_set_up_by_environment_and_key_file_is_as_they_say(tmp_path: Path) -> None:
-    keys = tmp_path / "keys"
-    keys.write_text("# for the tests\nkey-in-a-file\n")
-    environ = {"FLASHNEXT_API_KEY_FILE": str(keys), "FLASHNEXT_SERVED_MODEL_NAME": "gpt-4o, other"}
-    with (
-        server_process("--no-thinking", environ=environ) as server,
-        closing(openai.OpenAI(base_url=server.url, api_key="key-in-a-file", max_retries=0)) as client,
-    ):
-        assert [model.id for model in client.models.list()] == ["tiny-6bit", "gpt-4o", "other", "flashnext"]
-        reply = client.chat.completions.create(model="gpt-4o", messages=SUM, temperature=0)
-        assert reply.choices[0].message.content == "3 + 4 = 7"
-        assert reply.usage is not None and reply.usage.completion_tokens == 8
-        assert httpx.get(f"{server.url}/models").status_code == 401
-        assert "key-in-a-file" not in server.err
-
-
-def test_help_groups_every_option_and_tells_its_default() -> None:
-    done = subprocess.run([*SERVE, "--help"], capture_output=True, text=True, timeout=60)
-    for group in ("model and address", "engine", "access", "limits", "log", "configuration"):
-        assert f"\n{group}" in done.stdout
-    options = [
-        part for part in done.stdout.split("\n  --")[1:] if not part.startswith(("help", "version", "print"))
-    ]
-    assert len(options) > 25
-    assert all("default" in option for option in options), options

@@ -13,6 +13,7 @@ import openai
 import pytest
 from flashnext.engine.sampling import choice_seed
 from pydantic import BaseModel
+from support.grammars import compiler
 from support.serving import ServerProcess, server_process
 
 MODEL = "tiny-6bit"
@@ -218,3 +219,110 @@ def test_responses_and_messages_ask_for_the_same(server: ServerProcess) -> None:
         message = httpx.post(f"{url}/messages", json=asked, timeout=60).json()
         assert [(block["type"], block["input"]) for block in message["content"]] == [("tool_use", {"n": 3})]
         assert message["stop_reason"] == "tool_use"
+
+
+# --- tools that may be called beside a form of the text
+
+FORM = {
+    "type": "object",
+    "properties": {"n": {"enum": [3, 4]}},
+    "required": ["n"],
+    "additionalProperties": False,
+}
+
+
+def biased(calls: bool) -> dict[str, Any]:
+    """Make a reply call, or not."""
+    opening = compiler().vocabulary.control_ids["<tool_call>"]
+    return {"logit_bias": {str(opening): 100 if calls else -100}, "temperature": 1, "seed": 2}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_reply_calls_a_tool_or_has_the_form_in_chats(
+    client: openai.OpenAI, calls: bool, stream: bool
+) -> None:
+    schema = {"name": "n", "strict": True, "schema": FORM}
+    given: Any = {
+        "model": "flashnext", "messages": ASK, "tools": TOOLS, "max_tokens": 300,
+        "response_format": {"type": "json_schema", "json_schema": schema},
+        "extra_body": {**QUICK, **biased(calls)},
+    }  # fmt: skip
+    if stream:
+        with client.chat.completions.stream(**given) as events:
+            final: Any = events.get_final_completion().choices[0]
+    else:
+        final = client.chat.completions.create(**given).choices[0]
+    if calls:
+        assert final.finish_reason == "tool_calls" and not final.message.content
+        for call in final.message.tool_calls:
+            values = json.loads(call.function.arguments)
+            assert values["s"] in "xy" if call.function.name == "b" else 3 <= values["n"] <= 9
+    else:
+        assert final.finish_reason == "stop" and not final.message.tool_calls
+        assert json.loads(final.message.content)["n"] in (3, 4)
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_a_reply_calls_a_tool_or_has_the_form_in_responses_and_messages(
+    server: ServerProcess, calls: bool
+) -> None:
+    form = {"type": "json_schema", "name": "n", "strict": True, "schema": FORM}
+    plain = [one["function"] for one in TOOLS]
+    given = {
+        "model": "flashnext", "input": "x", "text": {"format": form}, **QUICK, **biased(calls),
+        "tools": [{"type": "function", **one} for one in plain], "max_output_tokens": 300,
+    }  # fmt: skip
+    response = httpx.post(f"{server.url}/responses", json=given, timeout=60).json()
+    kinds = {item["type"] for item in response["output"]}
+    assert kinds == ({"function_call"} if calls else {"message"})
+    if not calls:
+        assert json.loads(response["output"][0]["content"][0]["text"])["n"] in (3, 4)
+    given = {
+        "model": "flashnext", "messages": ASK, "max_tokens": 300, **biased(calls),
+        "output_config": {"format": {"type": "json_schema", "schema": FORM}},
+        "tools": [{"name": one["name"], "input_schema": one["parameters"]} for one in plain],
+    }  # fmt: skip
+    message = httpx.post(f"{server.url}/messages", json=given, timeout=60).json()
+    assert {block["type"] for block in message["content"]} == ({"tool_use"} if calls else {"text"})
+    if not calls:
+        assert json.loads(message["content"][0]["text"])["n"] in (3, 4)
+
+
+def test_a_call_that_has_to_be_made_leaves_no_room_for_the_form(server: ServerProcess) -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": FORM}}
+    how: dict[str, Any] = {"tools": TOOLS, "tool_choice": "required", "response_format": form, "seed": 1}
+    with_form = post(server, **how).json()["choices"][0]
+    del how["response_format"]
+    assert with_form["message"]["tool_calls"][0]["function"]["name"] in ("a", "b")
+    assert (
+        with_form["flashnext"]["token_sha"]
+        == post(server, **how).json()["choices"][0]["flashnext"]["token_sha"]
+    )
+
+
+@pytest.mark.parametrize("route", ["responses", "messages"])
+def test_every_route_tells_of_its_windows_with_drafts(server: ServerProcess, route: str) -> None:
+    form = {"type": "json_schema", "name": "n", "schema": {"const": "the same the same the same the same"}}
+    given: dict[str, Any] = {"model": "flashnext", "seed": 1}
+    if route == "responses":
+        given |= {"input": "x", "text": {"format": form}, **QUICK}
+    else:
+        given |= {"messages": ASK, "max_tokens": 99, "output_config": {"format": form}}
+    for stream in (False, True):
+        response = httpx.post(f"{server.url}/{route}", json={**given, "stream": stream}, timeout=60)
+        told = response.json() if not stream else None
+        if stream:
+            events = [
+                json.loads(line[6:]) for line in response.text.splitlines() if line.startswith("data: ")
+            ]
+            last = next(e for e in reversed(events) if e["type"] != "message_stop")
+            told = last.get("response", last)
+            assert all("metrics" not in e.get("response", e) for e in events if e is not last)
+        assert told is not None
+        steps, drafts = told["metrics"]["speculative_decoding"], told["flashnext"]["drafts"]
+        kept = steps["acceptance_histogram"]
+        assert sum(kept) == steps["num_spec_steps"] > 0
+        assert sum(n * times for n, times in enumerate(kept)) == drafts["accepted"] > 0
+    none = httpx.post(f"{server.url}/{route}", json={**given, "draft": False}, timeout=60).json()
+    assert "metrics" not in none

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -240,7 +241,7 @@ def _facts(engine: Engine, name: str) -> dict[str, Any]:
 
 
 def _processor() -> str:
-    """Find the processor's name: Linux tells it in a file, macOS by its own means."""
+    """Find the processor's name: Linux tells it in a file, a Mac by its C library."""
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             name, _, value = line.partition(":")
@@ -248,7 +249,23 @@ def _processor() -> str:
                 return value.strip()
     except OSError:
         pass
-    return platform.processor() or platform.machine()
+    return mac_processor() or platform.processor() or platform.machine()
+
+
+def mac_processor(read: Callable[..., int] | None = None) -> str | None:
+    """Ask a Mac for the name of its chip, as "Apple M3 Ultra"; None anywhere else.
+
+    Args:
+        read: `sysctlbyname`; the system's own unless given.
+    """
+    try:
+        read = read or ctypes.CDLL(None).sysctlbyname
+    except (OSError, AttributeError):
+        return None
+    name, size = ctypes.create_string_buffer(256), ctypes.c_size_t(256)
+    if read(b"machdep.cpu.brand_string", name, ctypes.byref(size), None, ctypes.c_size_t(0)) != 0:
+        return None
+    return name.value.decode("utf-8", "replace").strip() or None
 
 
 def _head(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -25,6 +25,8 @@ MAX_ANSWER_BYTES = 1 << 20
 
 # What no shell and no form of settings reads as anything but itself.
 _PLAIN = re.compile(r"[A-Za-z0-9._:/+@%,=-]+")
+# What YAML reads as text, but for a few words.
+_WORD = re.compile(r"[A-Za-z][A-Za-z0-9._/-]+")
 _ROOT = re.compile(r"https?://[A-Za-z0-9._:/%\[\]-]+")
 
 
@@ -72,6 +74,12 @@ class Client:
     text: Callable[[Server], str]
 
 
+def _yaml(text: str) -> str:
+    """Write text for YAML, which reads some words and numbers as something else."""
+    plain = _WORD.fullmatch(text) and text.lower() not in ("true", "false", "yes", "no", "on", "off", "null")
+    return text if plain else json.dumps(text)
+
+
 def _aider(s: Server) -> str:
     size = ""
     if s.context is not None:
@@ -112,7 +120,7 @@ def _codex(s: Server) -> str:
 def _curl(s: Server) -> str:
     body = json.dumps({"model": s.model, "messages": [{"role": "user", "content": "Hello"}]})
     return (
-        f"curl {s.root}/v1/chat/completions \\\n  -H 'content-type: application/json' \\\n"
+        f"curl '{s.root}/v1/chat/completions' \\\n  -H 'content-type: application/json' \\\n"
         f"  -H 'authorization: Bearer {s.key}' \\\n  -d '{body}'"
     )
 
@@ -120,7 +128,7 @@ def _curl(s: Server) -> str:
 def _litellm(s: Server) -> str:
     return (
         "# in config.yaml of its proxy\nmodel_list:\n  - model_name: flashnext\n    litellm_params:\n"
-        f"      model: openai/{s.model}\n      api_base: {s.root}/v1\n      api_key: {s.key}\n\n"
+        f"      model: openai/{s.model}\n      api_base: {s.root}/v1\n      api_key: {_yaml(s.key)}\n\n"
         "# then\nlitellm --config config.yaml"
     )
 
@@ -128,7 +136,7 @@ def _litellm(s: Server) -> str:
 def _llm(s: Server) -> str:
     return (
         '# in extra-openai-models.yaml, in the folder that `dirname "$(llm logs path)"` prints\n'
-        f"- model_id: flashnext\n  model_name: {s.model}\n  api_base: {s.root}/v1\n"
+        f"- model_id: flashnext\n  model_name: {_yaml(s.model)}\n  api_base: {s.root}/v1\n"
         f"  api_key_name: flashnext\n\n# then\nllm keys set flashnext --value {s.key}\n"
         "llm -m flashnext 'Hello'"
     )

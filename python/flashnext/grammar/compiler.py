@@ -18,6 +18,9 @@ from flashnext.grammar.tools import calls_lark
 WHITE_SPACE = r"[ ]|\n[ ]{0,32}"
 """What may stand between the parts of a JSON text: one space, or a line break and some indentation."""
 
+# Of JSON within a grammar that is written here: the place in that, of which nobody knows.
+_PLACE = re.compile(r"\Aat \d+\(\d+\): failed to compile JSON schema: ")
+
 MAX_REGEX_CHARS = 16_384
 MAX_NESTING = 100
 """Deepest brackets of a regex or a grammar."""
@@ -30,6 +33,7 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=2_000_000,
     step_lexer_fuel=200_000,
     step_max_items=50_000,
+    max_items_in_row=4_096,  # of which each property that may come next has four
     max_lexer_states=50_000,
     max_grammar_size=200_000,
     verbose_errors=False,
@@ -118,14 +122,7 @@ class Compiler:
             rules = " | ".join(lark_text(one) for one in json.loads(grammar.source))
             source = LLMatcher.grammar_from_lark(f"start: {rules}")
         elif grammar.kind == "calls":
-            asked = json.loads(grammar.source)
-            lark = calls_lark(
-                asked["tools"],
-                several=asked["several"],
-                tags=self.vocabulary.control_ids,
-                check=lambda schema: self._checked(schema, strict=False),
-            )
-            source = LLMatcher.grammar_from_lark(lark)
+            source = LLMatcher.grammar_from_lark(self._calls(grammar))
         elif grammar.kind == "lark":
             _require_shallow_text(grammar.source)
             source = LLMatcher.grammar_from_lark(grammar.source)
@@ -143,6 +140,30 @@ class Compiler:
     def _matcher(self, source: str) -> LLMatcher:
         return LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
 
+    def _calls(self, grammar: Grammar) -> str:
+        asked = json.loads(grammar.source)
+        text = None
+        if "text" in asked:
+            try:
+                self.compile(Grammar.json_schema(asked["text"], strict=grammar.strict))
+                text = self._checked(asked["text"], grammar.strict)
+            except GrammarError as error:
+                raise GrammarError(error.reason, "/text" + error.pointer) from None
+        return self._lark_of(asked["tools"], several=asked["several"], first=asked["first"], text=text)
+
+    def _lark_of(
+        self, tools: Sequence[Mapping[str, Any]], *, several: bool = False, first: int = 0, text: Any = None
+    ) -> str:
+        return calls_lark(
+            tools,
+            several=several,
+            first=first,
+            tags=self.vocabulary.control_ids,
+            check=lambda schema: self._checked(schema, strict=False),
+            json_rule=lambda schema: f"%json {json.dumps(_with_white_space(schema))}",
+            text=text,
+        )
+
     def _checked(self, schema: Any, strict: bool) -> Any:
         return schemas.check(schema, strict=strict, check_pattern=_wrong_regex)
 
@@ -151,6 +172,9 @@ class Compiler:
 
     def _failure(self, grammar: Grammar, error: str) -> GrammarError:
         """Say what is wrong, and of a schema where: in the innermost schema that fails by itself."""
+        if grammar.kind == "calls":
+            asked = json.loads(grammar.source)
+            return self._failed_calls(asked["tools"], asked["first"], error)
         if grammar.kind != "json":
             return GrammarError(first_line(error))
         root = schemas.check(json.loads(grammar.source), strict=False, check_pattern=lambda pattern: "")
@@ -167,14 +191,43 @@ class Compiler:
                 return GrammarError(first_line(matcher.get_error()), node.pointer)
         return found
 
+    def _failed_calls(self, tools: Sequence[Mapping[str, Any]], first: int, error: str) -> GrammarError:
+        """Find the parameter that fails by itself."""
+        values = [
+            (i, tool, key)
+            for i, tool in enumerate(tools, first)
+            if isinstance(tool["parameters"], Mapping)
+            for key in tool["parameters"].get("properties", {})
+        ]
+        for i, tool, key in values[:_DIAGNOSED]:
+            parameters = tool["parameters"]
+            alone = {**parameters, "properties": {key: parameters["properties"][key]}, "required": []}
+            alone.pop("minProperties", None)
+            source = self._lark_of([{"name": tool["name"], "parameters": alone}], first=i)
+            matcher = self._matcher(LLMatcher.grammar_from_lark(source))
+            if matcher.is_error() and "does not exist" not in matcher.get_error():
+                pointer = f"/{i}/function/parameters/properties/{schemas.escape(key)}"
+                return GrammarError(first_line(matcher.get_error()), pointer)
+        return GrammarError(first_line(error))
+
+
+def _with_white_space(schema: Any) -> Any:
+    """Bound the white space of JSON within another grammar."""
+    if not isinstance(schema, Mapping):
+        schema = {} if schema is True else {"not": {}}
+    return {**schema, "x-guidance": {"whitespace_pattern": WHITE_SPACE}}
+
 
 def _of_schema(schema: Any) -> str:
     if schema is False:
         raise GrammarError("nothing is valid under it")
     schema = {} if schema is True else schema
-    return LLMatcher.grammar_from_json_schema(
-        json.dumps(schema), overrides={"whitespace_pattern": WHITE_SPACE}
-    )
+    try:
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps(schema), overrides={"whitespace_pattern": WHITE_SPACE}
+        )
+    except ValueError as error:  # it is more than it reads, as a number of 400 digits is
+        raise GrammarError(first_line(str(error))) from None
 
 
 def _wrong_regex(pattern: str) -> str:
@@ -213,10 +266,13 @@ def lark_text(text: str) -> str:
 
 def first_line(error: str) -> str:
     """Keep of llguidance's message what says what is wrong: the line of the reason, not the excerpt."""
+    error = _PLACE.sub("", error)
     if error.startswith("oneOf"):
         return "the alternatives of oneOf have to exclude each other by their types or constants; give anyOf"
     if error.startswith("NoExtension"):
         return "nothing matches it"
+    if error.startswith("panic"):
+        return "it is larger than can be compiled, or not supported"
     lines = [line.strip() for line in error.splitlines() if line.strip()]
     reason = next((line.removeprefix("error: ") for line in lines if line.startswith("error: ")), None)
     return (reason or (lines[0] if lines else "it cannot be compiled"))[:300]

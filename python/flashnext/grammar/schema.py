@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,10 @@ MAX_DEPTH = 64
 """Deepest nesting of values in a schema."""
 MAX_SCHEMAS = 8192
 """Most schemas within one."""
+MAX_PROPERTIES = 1000
+"""Most properties of one object: all that may come next are looked at for each mask."""
+MAX_PATTERNS = 512
+"""Most different regular expressions within one, each of which has to be compiled."""
 
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
@@ -37,12 +42,15 @@ _UNENFORCEABLE: dict[str, tuple[Any, ...]] = {
     "$recursiveRef": (),
 }
 _WITH_CONTAINS = ("minContains", "maxContains", "then", "else")  # nothing without the keyword they belong to
+_OF_COMPILER = ("x-guidance",)  # llguidance's own settings, which are not a request's to make
 
 FORMATS = frozenset(
     {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
 )
 
 _DRAFTS = ("https://json-schema.org/draft/", "http://json-schema.org/draft")
+
+_INDEX = re.compile(r"[0-9]{1,9}")
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
@@ -57,13 +65,17 @@ class Node:
     depth: int
 
 
-def nodes(root: Any) -> Iterator[Node]:
+def nodes(root: Any, pointer: str = "") -> Iterator[Node]:
     """Walk all schemas, each before those in it.
+
+    Args:
+        root: Where to begin.
+        pointer: Its own place.
 
     Raises:
         GrammarError: There are too many, or a keyword does not hold what it should.
     """
-    stack, n = [Node(root, "", 0)], 0
+    stack, n = [Node(root, pointer, 0)], 0
     while stack:
         node = stack.pop()
         n += 1
@@ -115,18 +127,41 @@ def check(root: Any, *, strict: bool, check_pattern: Callable[[str], str]) -> An
     draft = root.get("$schema", _DRAFTS[0]) if isinstance(root, Mapping) else _DRAFTS[0]
     if not isinstance(draft, str) or not draft.startswith(_DRAFTS):
         raise GrammarError(f"{draft!r} is no draft of JSON schema that is known here"[:300], "/$schema")
-    for node in nodes(root):
-        if isinstance(node.schema, bool):
-            continue
-        if not isinstance(node.schema, Mapping):
-            raise GrammarError(f"expected a schema, found {_kind(node.schema)}", node.pointer)
-        _check_keywords(node)
-        _check_values(node, check_pattern)
-        if "$ref" in node.schema:
-            _check_ref(root, node)
-        if strict:
-            _check_strict(node)
+    check_pattern = _bounded(check_pattern)
+    known: set[int] = set()
+    places: list[tuple[Any, str]] = [(root, "")]
+    while places:
+        for node in nodes(*places.pop()):
+            if isinstance(node.schema, bool) or id(node.schema) in known:
+                continue
+            if not isinstance(node.schema, Mapping):
+                raise GrammarError(f"expected a schema, found {_kind(node.schema)}", cut(node.pointer))
+            known.add(id(node.schema))
+            if len(known) > MAX_SCHEMAS:
+                raise GrammarError(f"it holds more than {MAX_SCHEMAS} schemas")
+            _check_keywords(node)
+            _check_values(node, check_pattern)
+            if "$ref" in node.schema:
+                # What is referred to may stand where no keyword holds schemas.
+                places.append((_check_ref(root, node), node.schema["$ref"].removeprefix("#")))
+            if strict:
+                _check_strict(node)
     return _without_neutral(root)
+
+
+def _bounded(check_pattern: Callable[[str], str]) -> Callable[[str], str]:
+    """Check each pattern once, and refuse to check too many."""
+    seen: set[str] = set()
+
+    def check(pattern: str) -> str:
+        if pattern in seen:
+            return ""
+        seen.add(pattern)
+        if len(seen) > MAX_PATTERNS:
+            return f"more than {MAX_PATTERNS} regular expressions are not supported"
+        return check_pattern(pattern)
+
+    return check
 
 
 def require_shallow(value: Any) -> None:
@@ -175,6 +210,11 @@ def _check_values(node: Node, check_pattern: Callable[[str], str]) -> None:
             raise GrammarError(f"expected a number, found {value!r}"[:200], f"{node.pointer}/{key}")
     if schema.get("multipleOf", 1) <= 0:
         raise GrammarError("expected a number above 0", f"{node.pointer}/multipleOf")
+    if len(schema.get("properties", {})) > MAX_PROPERTIES:
+        raise GrammarError(
+            f"more than {MAX_PROPERTIES} properties of one object are not supported",
+            f"{node.pointer}/properties",
+        )
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise GrammarError("expected a list of names", f"{node.pointer}/required")
@@ -182,7 +222,7 @@ def _check_values(node: Node, check_pattern: Callable[[str], str]) -> None:
     if not isinstance(values, list) or not values:
         raise GrammarError("expected a list of one value or more", f"{node.pointer}/enum")
     kind = schema.get("format")
-    if kind is not None and kind not in FORMATS:
+    if kind is not None and not (isinstance(kind, str) and kind in FORMATS):
         raise GrammarError(
             f"the format {kind!r} is not supported; those that are: {', '.join(sorted(FORMATS))}"[:400],
             f"{node.pointer}/format",
@@ -197,7 +237,9 @@ def _check_values(node: Node, check_pattern: Callable[[str], str]) -> None:
             raise GrammarError(wrong, pointer)
 
 
-def _check_ref(root: Any, node: Node) -> None:
+def _check_ref(root: Any, node: Node) -> Any:
+    """Follow a reference to its first target, and see that it ends somewhere."""
+    first: Any = ...
     seen: set[str] = set()
     schema, pointer = node.schema, f"{node.pointer}/$ref"
     while isinstance(schema, Mapping) and "$ref" in schema:
@@ -211,6 +253,8 @@ def _check_ref(root: Any, node: Node) -> None:
             schema = resolve(root, ref)
         except KeyError:
             raise GrammarError(f"{ref!r} leads nowhere"[:300], pointer) from None
+        first = schema if first is ... else first
+    return first
 
 
 def resolve(root: Any, ref: str) -> Any:
@@ -224,7 +268,7 @@ def resolve(root: Any, ref: str) -> Any:
         name = unquote(part).replace("~1", "/").replace("~0", "~")
         if isinstance(found, Mapping):
             found = found[name]
-        elif isinstance(found, list) and name.isdigit() and int(name) < len(found):
+        elif isinstance(found, list) and _INDEX.fullmatch(name) and int(name) < len(found):
             found = found[int(name)]
         else:
             raise KeyError(ref)
@@ -253,7 +297,7 @@ def _without_neutral(schema: Any) -> Any:
         return schema
     out: dict[str, Any] = {}
     for key, value in schema.items():
-        if key in _UNENFORCEABLE or key in _WITH_CONTAINS:
+        if key in _UNENFORCEABLE or key in _WITH_CONTAINS or key in _OF_COMPILER:
             continue
         if key in _ONE:
             out[key] = _without_neutral(value)
@@ -266,6 +310,15 @@ def _without_neutral(schema: Any) -> Any:
         else:
             out[key] = value
     return out
+
+
+ASKING = frozenset(
+    {
+        *(*_ONE, *_LISTS, "properties", "patternProperties", *_COUNTS, *_NUMBERS),
+        *("$ref", "type", "enum", "const", "required", "pattern", "format"),
+    }
+)
+"""Keywords that ask for something."""
 
 
 def escape(name: str) -> str:

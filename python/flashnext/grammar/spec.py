@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flashnext.errors import InvalidArgument
@@ -41,17 +42,25 @@ class Grammar:
         strict: Of a schema: whether every object has to say `additionalProperties: false` and to require all
             its properties, as OpenAI's strict mode has it.
         field: Where it stood in the request, for errors.
+        text_field: Of calls that a text may take the place of: where the schema of that stood.
     """
 
     kind: str
     source: str
     strict: bool = False
-    field: str = field(default="grammar", compare=False)
+    field: str = dataclasses.field(default="grammar", compare=False)
+    text_field: str = dataclasses.field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Refuse what is too long."""
+        """Refuse what is too long, and what is no text."""
         if len(self.source) > MAX_CHARS:
             raise GrammarError(f"it has {len(self.source)} characters, at most {MAX_CHARS} are supported")
+        try:
+            self.source.encode()
+        except UnicodeEncodeError as error:
+            raise GrammarError(
+                f"character {error.start} of it is half of a surrogate pair, which no text has"
+            ) from None
 
     @classmethod
     def json_object(cls, field: str = "grammar") -> Grammar:
@@ -87,14 +96,39 @@ class Grammar:
 
     @classmethod
     def calls(
-        cls, tools: Sequence[Mapping[str, Any]], *, several: bool = True, field: str = "tool_choice"
+        cls,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        several: bool = True,
+        text: Grammar | None = None,
+        first: int = 0,
+        field: str = "tool_choice",
     ) -> Grammar:
-        """One call of one of these tools, or several calls, in the format of the chat template."""
+        """One call of one of these tools, or several calls, in the format of the chat template.
+
+        Args:
+            tools: In OpenAI's form.
+            several: Whether there may be more than one call.
+            text: What the reply may say instead of calling: a grammar of JSON.
+            first: How many tools the request has before these, for errors.
+            field: Where the tools stood in the request.
+
+        Raises:
+            GrammarError: It is too long, or the text is not JSON: other text may look like a call.
+        """
         kept = [
             {"name": tool["function"]["name"], "parameters": tool["function"].get("parameters") or {}}
             for tool in tools
         ]
-        return cls("calls", _text({"tools": kept, "several": several}), field=field)
+        asked: dict[str, Any] = {"tools": kept, "several": several, "first": first}
+        if text is None:
+            return cls("calls", _text(asked), field=field)
+        if text.kind != "json":
+            raise GrammarError(
+                "only JSON can be asked for instead of calls, since other text may look like one"
+            )
+        asked["text"] = json.loads(text.source)
+        return cls("calls", _text(asked), text.strict, field, text.field)
 
 
 def _text(value: Any) -> str:

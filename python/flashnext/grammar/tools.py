@@ -9,8 +9,13 @@ from typing import Any
 
 from flashnext.grammar import schema as schemas
 from flashnext.grammar.spec import GrammarError
+from flashnext.grammar.values import Alternatives, alternatives, is_constrained, searched
 
 CLOSING = "\n</parameter>\n"
+MAX_LARK_CHARS = 2_097_152
+"""Longest grammar of calls that is written; what schemas refer to stands in it once for each use."""
+MAX_ALTERNATIVES = 1024
+"""Most alternatives that the values of all parameters together are taken apart into."""
 _KEY = re.compile(r"[^>\n]+")
 
 
@@ -20,14 +25,20 @@ def calls_lark(
     several: bool,
     tags: Mapping[str, int],
     check: Callable[[Any], Any],
+    json_rule: Callable[[Any], str],
+    first: int = 0,
+    text: Any = None,
 ) -> str:
-    """Write the grammar of a reply that calls tools and says nothing else.
+    """Write the grammar of a reply that calls tools and says nothing else, or the text that it may say.
 
     Args:
         tools: Their "name" and "parameters".
         several: Whether it may make more than one call.
         tags: Ids of control tokens.
         check: Refuses a schema that cannot be enforced; returns it without what asks for nothing.
+        json_rule: Writes what JSON under a schema is.
+        first: How many tools there are before these, for errors.
+        text: The schema of JSON that it may say instead of calling; None for none.
 
     Raises:
         GrammarError: A tool cannot be called in this format, or its schema cannot be enforced.
@@ -35,124 +46,143 @@ def calls_lark(
     if "<tool_call>" not in tags or "</tool_call>" not in tags:
         raise GrammarError("this checkpoint has no format of tool calls")
     opening, closing = f"<[{tags['<tool_call>']}]>", f"<[{tags['</tool_call>']}]>"
-    rules = _Rules()
+    rules = _Rules(json_rule)
     for i, tool in enumerate(tools):
-        pointer = f"/{i}/function/parameters"
+        pointer = f"/{first + i}/function/parameters"
         try:
-            parameters = check(tool["parameters"])
-            rules.add_tool(f"tool{i}", tool["name"], parameters)
+            rules.add_tool(f"tool{i}", tool["name"], check(tool["parameters"]))
         except GrammarError as error:
             raise GrammarError(error.reason, pointer + error.pointer) from None
     names = " | ".join(f"tool{i}" for i in range(len(tools)))
     more = '("\\n" call)*' if several else ""
-    head = [f"start: call {more}", f'call: {opening} "\\n" ({names}) "\\n" {closing}']
+    said = ""
+    if text is not None:
+        rules.add(f"said: {json_rule(text)}")
+        said = " | said"
+    head = [f"start: call {more}{said}", f'call: {opening} "\\n" ({names}) "\\n" {closing}']
     return "\n".join([*head, *rules.lines])
 
 
 class _Rules:
     """The rules of tools, as they are written."""
 
-    def __init__(self) -> None:
+    def __init__(self, json_rule: Callable[[Any], str]) -> None:
         self.lines: list[str] = []
+        self._n_chars = 0
+        self._n_left = MAX_ALTERNATIVES
+        self._json_rule = json_rule
+
+    def add(self, line: str) -> None:
+        """Write a rule."""
+        self._n_chars += len(line)
+        if self._n_chars > MAX_LARK_CHARS:
+            raise GrammarError("its references make it too large; give smaller schemas")
+        self.lines.append(line)
 
     def add_tool(self, rule: str, name: str, parameters: Any) -> None:
         """Write a tool's rule: its function with its parameters in the order of the schema."""
         root = parameters if isinstance(parameters, Mapping) else {}
-        properties = root.get("properties", {})
-        required = set(root.get("required", []))
+        given = _object(root)
+        properties = given.get("properties", {})
+        required = set(given.get("required", []))
         parts = [_text(f"<function={name}>\n")]
         for j, (key, schema) in enumerate(properties.items()):
-            if not _KEY.fullmatch(key) or key != key.strip():
-                raise GrammarError(
-                    "a name that the format cannot write", f"/properties/{schemas.escape(key)}"
-                )
             try:
+                if not _KEY.fullmatch(key) or key != key.strip():
+                    raise GrammarError("a name that the format cannot write")
                 value = self._value(f"{rule}_{j}", schema, root)
             except GrammarError as error:
-                raise GrammarError(
-                    error.reason, f"/properties/{schemas.escape(key)}" + error.pointer
-                ) from None
+                pointer = f"/properties/{schemas.escape(key)}" + error.pointer
+                raise GrammarError(error.reason, pointer) from None
             part = f"{_text(f'<parameter={key}>' + chr(10))} {value}"
             parts.append(part if key in required else f"({part})?")
         unknown = sorted(required - set(properties))
         if unknown:
             raise GrammarError(f"{unknown[0]!r} is required and no property"[:200], "/required")
-        self.lines.append(f"{rule}: {' '.join(parts)} {_text('</function>')}")
+        self.add(f"{rule}: {' '.join(parts)} {_text('</function>')}")
 
     def _value(self, rule: str, schema: Any, root: Mapping[str, Any]) -> str:
         """Write what a value may be and its end; text stands as it is, everything else as JSON."""
-        branches = _branches(schema, root)
-        if any(_is_text(branch) and not _constrained(branch) for branch in branches):
-            self.lines.append(f"{rule}[suffix={_text(CLOSING)}]: /(.|\\n)*/")
+        found = alternatives(schema, root, self._n_left)
+        self._n_left -= found.n_seen
+        free = any(not is_constrained(text) for text in found.texts)
+        if free and not found.with_brackets:
+            self.add(f"{rule}[suffix={_text(CLOSING)}]: /(.|\\n)*/")
             return rule
-        options: list[str] = []
-        for k, branch in enumerate(branches):
-            if _is_text(branch):
-                options.append(self._constrained_text(f"{rule}_{k}", branch))
-                continue
+        options = [
+            self._constrained_text(f"{rule}_{k}", text, found.with_brackets)
+            for k, text in enumerate([{}] if free else found.texts)
+        ]
+        for k, other in enumerate(_others(found, schema), len(options)):
             options.append(f"{rule}_{k} {_text(CLOSING)}")
-            self.lines.append(f"{rule}_{k}: %json {json.dumps(_alone(branch, root))}")
-        self.lines.append(f"{rule}: {' | '.join(options)}")
+            self.add(f"{rule}_{k}: {self._json_rule(_alone(other, root))}")
+        self.add(f"{rule}: {' | '.join(options)}")
         return rule
 
-    def _constrained_text(self, rule: str, schema: Mapping[str, Any]) -> str:
+    def _constrained_text(self, rule: str, schema: Mapping[str, Any], with_brackets: bool) -> str:
+        least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
         given = [schema["const"]] if "const" in schema else schema.get("enum")
         if given is not None:
-            texts = [one for one in given if isinstance(one, str)]
-            if len(texts) < len(given) or any("</parameter>" in one for one in texts):
-                raise GrammarError("expected texts without </parameter>", "/enum")
-            return f"({' | '.join(map(_text, texts))}) {_text(CLOSING)}"
-        least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+            return self._one_of(given, schema, least, None if most is None else int(most))
         # Ends at the first closing: whatever the terms allow, text goes no further.
         length = f"{{{least},{'' if most is None else int(most)}}}"
         terms = [f"/(?s:.){length}/"]
         if "pattern" in schema:
-            pattern = schema["pattern"].replace("/", "\\/")
-            terms.insert(0, f"/(?s:.*)({_unanchored(pattern)})(?s:.*)/")
-        self.lines.append(f"{rule.upper()}: {' & '.join(terms)}")
-        self.lines.append(f"{rule}[suffix={_text(CLOSING)}]: {rule.upper()}")
+            terms.insert(0, f"/{searched(schema['pattern'])}/")
+        if with_brackets:
+            terms.append(r"/([^\[{](?s:.)*)?/")
+        self.add(f"{rule.upper()}: {' & '.join(terms)}")
+        self.add(f"{rule}[suffix={_text(CLOSING)}]: {rule.upper()}")
         return rule
 
-
-def _unanchored(pattern: str) -> str:
-    """Refuse what cannot stand within a larger expression."""
-    if re.search(r"(?<!\\)(?:\\\\)*[\^$]", re.sub(r"\[\^", "[", pattern)):
-        raise GrammarError("an anchored pattern is not supported for the text of a call", "/pattern")
-    return pattern
-
-
-def _branches(schema: Any, root: Mapping[str, Any]) -> list[Any]:
-    """Take a schema apart into its alternatives."""
-    for _ in range(schemas.MAX_DEPTH):
-        if not (isinstance(schema, Mapping) and "$ref" in schema):
-            break
-        schema = {**schemas.resolve(root, schema["$ref"]), **{k: v for k, v in schema.items() if k != "$ref"}}
-    if not isinstance(schema, Mapping):
-        return [{"type": "string"}] if schema is True else [schema]
-    for key in ("anyOf", "oneOf"):
-        if key in schema:
-            rest = {k: v for k, v in schema.items() if k != key}
-            return [found for one in schema[key] for found in _branches({**rest, **one}, root)]
-    kinds = schema.get("type")
-    if isinstance(kinds, list):
-        return [{**schema, "type": kind} for kind in kinds]
-    if "enum" in schema and kinds is None:
-        texts = [one for one in schema["enum"] if isinstance(one, str)]
-        others = [one for one in schema["enum"] if not isinstance(one, str)]
-        return [{"type": "string", "enum": texts}] * bool(texts) + [{"enum": others}] * bool(others)
-    if kinds is None and "const" in schema:
-        return [{**schema, "type": "string"}] if isinstance(schema["const"], str) else [schema]
-    if kinds is None and not set(schema) & {"properties", "items", "allOf", "prefixItems"}:
-        return [{**schema, "type": "string"}]
-    return [schema]
+    @staticmethod
+    def _one_of(given: Sequence[Any], schema: Mapping[str, Any], least: int, most: int | None) -> str:
+        key = "/const" if "const" in schema else "/enum"
+        if "pattern" in schema:
+            raise GrammarError("a pattern beside it is not supported for the text of a call", key)
+        texts = [
+            one
+            for one in given
+            if isinstance(one, str) and least <= len(one) and (most is None or len(one) <= most)
+        ]
+        if any("</parameter>" in one for one in texts):
+            raise GrammarError("expected texts without </parameter>", key)
+        if not texts:
+            raise GrammarError("nothing is valid under it", key)
+        return f"({' | '.join(map(_text, texts))}) {_text(CLOSING)}"
 
 
-def _is_text(schema: Any) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type") == "string"
+def _object(root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Find the object that the parameters of a function are.
+
+    Raises:
+        GrammarError: They are something else, or are asked for what the format cannot keep to.
+    """
+    given: Any = root
+    while isinstance(given, Mapping) and "$ref" in given:  # that it ends somewhere has been checked
+        rest = {key: value for key, value in given.items() if key != "$ref"}
+        target = schemas.resolve(root, given["$ref"])
+        given = {**target, **rest} if isinstance(target, Mapping) else rest
+    kinds = given.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        raise GrammarError("the parameters of a function are an object", "/type")
+    for key in ("anyOf", "oneOf", "allOf", "enum", "const"):
+        if key in given:
+            raise GrammarError("not supported for the parameters of a function; give properties", f"/{key}")
+    if given.get("minProperties", 0) > len(set(given.get("required", []))):
+        raise GrammarError("not supported for the parameters of a function; give required", "/minProperties")
+    if given.get("maxProperties", len(given.get("properties", {}))) < len(given.get("properties", {})):
+        raise GrammarError("less than there are properties", "/maxProperties")
+    return given  # type: ignore[no-any-return]
 
 
-def _constrained(schema: Mapping[str, Any]) -> bool:
-    return bool(set(schema) & {"enum", "const", "pattern", "minLength", "maxLength"})
+def _others(found: Alternatives, schema: Any) -> list[Any]:
+    """Name the schemas of a value that is no text."""
+    if not found.texts:
+        return [schema]
+    if found.exclusive and len(found.others) > 1:
+        return [{"oneOf": found.others}]
+    return found.others
 
 
 def _alone(schema: Any, root: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Any, ClassVar, Protocol, Self
+from typing import ClassVar, Protocol, Self
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,8 +15,9 @@ from starlette.responses import Response
 from flashnext.engine.events import Event, Reply
 from flashnext.engine.request import AsyncRequest, arrivals
 from flashnext.errors import FlashnextError
+from flashnext.server.body import worked_out
 from flashnext.server.errors import RequestTimeout
-from flashnext.server.stream import ClientGone, EventStream, Framing, while_there
+from flashnext.server.stream import Chunk, ClientGone, EventStream, Framing, while_there
 
 _log = logging.getLogger("flashnext.server")
 
@@ -30,19 +31,19 @@ class Answer(Protocol):
 
     framing: ClassVar[Framing]
 
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Write all replies as one object."""
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """Write all replies as one object in JSON; by another thread where that is long."""
 
-    def first_chunks(self) -> list[dict[str, Any]]:
+    def first_chunks(self) -> Sequence[Chunk]:
         """Write what opens a stream."""
 
-    def chunks(self, index: int, event: Event) -> list[dict[str, Any]]:
+    def chunks(self, index: int, event: Event) -> Sequence[Chunk]:
         """Write what an event of one reply adds to the stream."""
 
-    def last_chunks(self) -> list[dict[str, Any]]:
+    def last_chunks(self) -> Sequence[Chunk]:
         """Write what ends a stream."""
 
-    def error_chunks(self, error: Exception) -> list[dict[str, Any]]:
+    def error_chunks(self, error: Exception) -> Sequence[Chunk]:
         """Write what ends a stream that has failed."""
 
 
@@ -106,7 +107,8 @@ class Running:
             )
         async with while_there(http.receive):
             replies = await self._results()
-        response = Response(answer.framing.encode(answer.whole(replies)), media_type="application/json")
+        data = await worked_out(lambda: answer.whole(replies), sum(map(_told_bytes, replies)))
+        response = Response(data, media_type="application/json")
         self._end(left=False)
         return response
 
@@ -132,7 +134,7 @@ class Running:
         self._require_time()
         return replies
 
-    async def _batches(self, answer: Answer) -> AsyncGenerator[list[dict[str, Any]]]:
+    async def _batches(self, answer: Answer) -> AsyncGenerator[Sequence[Chunk]]:
         """Write the objects of a stream; an error in the middle is its last."""
         try:
             yield answer.first_chunks()
@@ -157,3 +159,11 @@ class Running:
         self._late = True
         for request in self.requests:
             request.cancel()
+
+
+def _told_bytes(reply: Reply) -> int:
+    """Guess how much JSON a reply is: a hundred bytes for each token whose log-probability is told."""
+    told = [
+        len(found) * (1 + len(found[-1].top)) for found in (reply.logprobs, reply.prompt_logprobs) if found
+    ]
+    return len(reply.text) + len(reply.reasoning) + 100 * sum(told)

@@ -28,7 +28,7 @@ async def chat(service: Service, http: Request) -> Response:
     engine = service.engine
     with service.begin(http, body, asked.n) as running:
         prompt = await engine.read_async(turn.messages, tools=turn.tools, options=turn.options)
-        running.requests = await service.choices(prompt, sampling, asked.n)
+        running.requests = await service.choices(prompt, sampling, asked.n, parameters="function.parameters")
         answer = ChatResponse(
             id=f"chatcmpl-{service.new_id()}",
             model=service.name,

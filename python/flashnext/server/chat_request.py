@@ -155,12 +155,12 @@ class ChatRequest(ChatPrompt, Drawing):
         if len(set(caps.values())) > 1:
             raise InvalidField("max_tokens", "max_completion_tokens says otherwise; give one of them")
         calls = self.required_calls(several=self.parallel_tool_calls)
-        can_call = bool(self.tools) and self.tool_choice != "none"
+        tools = self.tools if self.tool_choice != "none" else None
         return self.drawn(
             defaults,
             context,
             caps,
-            grammar=either(calls, self.grammar(), can_call=can_call),
+            grammar=either(calls, self.grammar(), tools, several=self.parallel_tool_calls),
             stop=self.stop,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             parallel_calls=self.parallel_tool_calls,

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from flashnext.engine.events import Drafts, Event, Reply, Usage
 from flashnext.server.errors import envelope
 from flashnext.server.logprobs import ChatLogprobs
-from flashnext.server.stream import CHUNKS, Framing
+from flashnext.server.stream import CHUNKS, Framing, encode
 from flashnext.server.usage import extras, speculation, told_reason, usage_of
 from flashnext.text.parser import ToolCall
 
@@ -63,18 +63,15 @@ class ChatResponse:
         """Start the choices."""
         self._choices = [_Choice(seed, Usage(len(self.prompt_ids), 0, 0)) for seed in self.seeds]
 
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Write all choices, one for each seed, as one object."""
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """Write all choices, one for each seed, as one object in JSON."""
         out = self._head("chat.completion")
         if self.tell_ids:
             out["prompt_token_ids"] = self.prompt_ids
         choices = [self._whole_choice(i, reply) for i, reply in enumerate(replies)]
-        return {
-            **out,
-            "choices": choices,
-            "usage": usage_of(reply.usage for reply in replies),
-            **speculation(reply.drafts for reply in replies),
-        }
+        usage = usage_of(reply.usage for reply in replies)
+        metrics = speculation(reply.drafts for reply in replies)
+        return encode({**out, "choices": choices, "usage": usage, **metrics})
 
     def _whole_choice(self, index: int, reply: Reply) -> dict[str, Any]:
         state = self._choices[index]

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from flashnext.engine.events import Drafts, Event, Reply, TokenLogprob, Usage, token_sha
 from flashnext.server.errors import envelope
 from flashnext.server.logprobs import TextLogprobs
-from flashnext.server.stream import CHUNKS, Framing
+from flashnext.server.stream import CHUNKS, Framing, encode
 from flashnext.server.usage import extras, speculation, total, usage_of
 from flashnext.text.tokenizer import Tokenizer
 
@@ -84,12 +84,12 @@ class CompletionResponse:
     end_usage: bool
     each_usage: bool
 
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Write all choices; without replies, as for max_tokens 0, the prompts alone."""
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """Write all choices in JSON; without replies, as for max_tokens 0, the prompts alone."""
         given: Sequence[Reply | None] = replies or [None] * len(self.choices)
         choices = [self._whole(i, reply) for i, reply in enumerate(given)]
         metrics = speculation(reply.drafts for reply in replies)
-        return {**self._head(), "choices": choices, "usage": self._usage(), **metrics}
+        return encode({**self._head(), "choices": choices, "usage": self._usage(), **metrics})
 
     def _whole(self, index: int, reply: Reply | None) -> dict[str, Any]:
         state = self.choices[index]

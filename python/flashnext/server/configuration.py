@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any, NoReturn
 from flashnext.errors import InvalidArgument
 
 PREFIX = "FLASHNEXT_"
+_SECRETS = ("api_key",)
 _LEFT_OUT = ("help", "version", "config", "print_config")
 _WORDS = {
     "1": True,
@@ -79,18 +81,45 @@ def parse(
 
 
 def written(parser: argparse.ArgumentParser, args: argparse.Namespace, sources: Mapping[str, str]) -> str:
-    """Write every option with its value and where that comes from; keys are not shown.
+    """Write every option with its value and where that comes from, as a file that `--config` reads back.
 
-    An option that knows `auto` and has no value is shown as that.
+    Keys are left out, as are values that there are none of; an option that knows `auto` has that instead.
     """
     autos = {action.dest for action in parser._actions if str(action.metavar).startswith("auto|")}
-    rows = []
+    rows = [f"# {parser.prog} --config FILE reads this; behind each option stands where its value comes from"]
     for dest, source in sources.items():
-        value = getattr(args, dest)
-        none = "auto" if dest in autos else ""
-        shown = "(hidden)" if dest == "api_key" and value else none if value is None else value
-        rows.append(f"{dest.replace('_', '-'):<20} {shown!s:<24} {source}")
+        name, value = dest.replace("_", "-"), getattr(args, dest)
+        if value is None and dest in autos:
+            value = "auto"
+        if value is None:
+            row = f"# {name} is not set"
+        elif dest in _SECRETS:
+            row = f"# {name} is left out: {len(value)} given"
+        else:
+            try:
+                row = f"{name} = {_toml(value)}"
+            except UnicodeEncodeError:  # the name of a file may be any bytes
+                row = f"# {name} is left out: it is no text in UTF-8"
+        rows.append(f"{row:<40} # {ascii(source)[1:-1]}")
     return "\n".join(rows)
+
+
+def _toml(value: Any) -> str:
+    """Write a value of an option.
+
+    Raises:
+        UnicodeEncodeError: It is no text.
+    """
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(_toml, value))}]"
+    text = str(value)
+    text.encode()
+    # JSON escapes all that TOML does, but for one character.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _given(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str, Any]:

@@ -93,7 +93,7 @@ SERVER: tuple[Metric[Service], ...] = (
     Metric(
         "flashnext_requests",
         "counter",
-        "HTTP requests that have been answered, by route and status.",
+        "Requests over HTTP that have been answered, by route and status.",
         lambda s: {labels: float(n) for labels, n in s.metrics.requests.items()},
         ("route", "status"),
     ),

@@ -10,7 +10,7 @@ AT_ONCE = 128
 
 
 class RandomIds:
-    """Makes ids that nobody can guess: 96 random bits in hexadecimal."""
+    """Makes ids that nobody can guess: 96 random bits in hexadecimal. May be called from any thread."""
 
     def __init__(self) -> None:
         """Begin without any."""
@@ -18,7 +18,11 @@ class RandomIds:
 
     def __call__(self) -> str:
         """Make an id."""
-        if not self._ids:
+        try:
+            return self._ids.pop()  # at once: nobody else gets the same one, or takes the last one meanwhile
+        except IndexError:
             text = secrets.token_hex(CHARACTERS * AT_ONCE // 2)
-            self._ids = [text[i : i + CHARACTERS] for i in range(0, len(text), CHARACTERS)]
-        return self._ids.pop()
+            made = [text[i : i + CHARACTERS] for i in range(0, len(text), CHARACTERS)]
+            own = made.pop()
+            self._ids = made
+            return own

@@ -28,7 +28,7 @@ async def create(service: Service, http: Request) -> Response:
     engine = service.engine
     with service.begin(http, body, 1) as running:
         prompt = await engine.read_async(turn.messages, tools=turn.tools, options=turn.options)
-        running.requests = await service.choices(prompt, sampling, 1)
+        running.requests = await service.choices(prompt, sampling, 1, parameters="input_schema")
         (request,) = running.requests
         answer = MessagesResponse(
             id=f"msg_{service.new_id()}",

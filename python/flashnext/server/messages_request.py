@@ -75,6 +75,10 @@ class MessagesPrompt(BaseModel):
                 "tool_choice.disable_parallel_tool_use",
                 f"expected true or false, found {cut(repr(self._one_call), 80)}",
             )
+        if choice["type"] == "tool" and not isinstance(choice.get("name"), str):
+            raise InvalidField(
+                "tool_choice.name", f"expected the name of a tool, found {cut(repr(choice.get('name')), 80)}"
+            )
         named = {"type": "function", "name": choice.get("name")}
         asked = {"any": "required", "tool": named}.get(choice["type"], choice["type"])
         self._calls = read_tool_choice(asked, self._tools, several=not self._one_call)
@@ -141,7 +145,7 @@ class MessagesRequest(MessagesPrompt, Drawn):
             InvalidField: A value out of its range.
         """
         budget = self.thinking.get("budget_tokens") if self.thinking["type"] == "enabled" else None
-        with told_as(stop="stop_sequences"):
+        with told_as(stop="stop_sequences", thinking_budget="thinking.budget_tokens"):
             return self.drawn(
                 defaults,
                 context,
@@ -149,7 +153,7 @@ class MessagesRequest(MessagesPrompt, Drawn):
                 stop=self.stop_sequences,
                 parallel_calls=not self._one_call,
                 thinking_budget=budget,
-                grammar=either(self._calls, self._form, can_call=bool(self._tools)),
+                grammar=either(self._calls, self._form, self._tools, several=not self._one_call),
             )
 
 

@@ -14,8 +14,8 @@ from flashnext.server.chat_response import PIECE_CHARS
 from flashnext.server.errors import anthropic_envelope
 from flashnext.server.messages_request import MessagesRequest
 from flashnext.server.stream import PINGS, Framing
-from flashnext.server.usage import extras
-from flashnext.text.jsontext import clean_value, loads
+from flashnext.server.usage import extras, speculation
+from flashnext.text.jsontext import clean_value, dumps, loads
 from flashnext.text.parser import ToolCall
 
 
@@ -51,8 +51,8 @@ class MessagesResponse:
         self._n_calls = 0
         self._ids: list[int] = []
 
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Write the reply as one object."""
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """Write the reply as one object in JSON; numbers of calls are told as the model wrote them."""
         (reply,) = replies
         content: list[dict[str, Any]] = []
         if reply.reasoning:
@@ -65,8 +65,8 @@ class MessagesResponse:
         content += [{**self._call(one), "input": _input(one)} for one in reply.tool_calls]
         self._n_calls = len(reply.tool_calls)
         message = {**self._head(), "content": content, **self._end(reply), "usage": _usage(reply.usage)}
-        message["flashnext"] = extras(reply, self.seed)
-        return message | self._told_ids(list(reply.token_ids))
+        message |= self._extras(reply) | self._told_ids(list(reply.token_ids))
+        return dumps(message, separators=(",", ":")).encode()
 
     def first_chunks(self) -> list[dict[str, Any]]:
         """Write the event that opens a stream, and a ping."""
@@ -95,8 +95,7 @@ class MessagesResponse:
             assert event.usage is not None
             out += self._close()
             last = {"type": "message_delta", "delta": self._end(event), "usage": _usage(event.usage)}
-            last["flashnext"] = extras(event, self.seed)
-            out += [last | self._told_ids(self._ids), {"type": "message_stop"}]
+            out += [last | self._extras(event) | self._told_ids(self._ids), {"type": "message_stop"}]
         return out
 
     def last_chunks(self) -> list[dict[str, Any]]:
@@ -175,6 +174,9 @@ class MessagesResponse:
         else:
             reason = "end_turn" if last.stop is None else "stop_sequence"
         return {"stop_reason": reason, "stop_sequence": last.stop if reason == "stop_sequence" else None}
+
+    def _extras(self, last: Event | Reply) -> dict[str, Any]:
+        return {"flashnext": extras(last, self.seed), **speculation([last.drafts])}
 
     def _told_ids(self, ids: list[int]) -> dict[str, Any]:
         if not self.asked.return_token_ids:

@@ -147,7 +147,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=number(0, 2**20),
         default=64.0,
         metavar="MIB",
-        help="what these may take with their chats, in MiB of JSON (default 64)",
+        help="memory that these may take with their chats, in MiB; the plan names it (default 64)",
     )
     log = parser.add_argument_group("log, written to stderr")
     log.add_argument(
@@ -179,7 +179,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="TOML file of options; the environment (FLASHNEXT_PORT) and flags go first (default: none)",
     )
     more.add_argument(
-        "--print-config", action="store_true", help="print each option with where it comes from, and end"
+        "--print-config",
+        action="store_true",
+        help="print each option and where it comes from, as a file for --config, without keys, and end",
     )
 
 

@@ -42,20 +42,16 @@ async def create(service: Service, http: Request) -> Response:
         body = {**body, "input": items, "previous_response_id": None}
     response_id = f"resp_{service.new_id()}"
 
-    def keep(response: dict[str, Any]) -> None:
-        if not asked.store:
-            return
-        # What a request can make large has been written by the thread that read it.
-        small = {key: value for key, value in response.items() if key not in ("instructions", "tools")}
-        told = _json(small)[:-1] + b"," + asked.told_back[1:]
-        chat = (*before, asked.encoded, _json(said_items(response["output"])))
-        service.responses.put(response_id, Kept(told, asked.encoded, chat))
+    def keep(response: bytes, output: list[dict[str, Any]]) -> None:
+        if asked.store:
+            chat = (*before, asked.encoded, _json(said_items(output)))
+            service.responses.put(response_id, Kept(response, asked.encoded, chat))
 
     engine = service.engine
     with service.begin(http, body, 1) as running:
         with told_as(messages="input"):
             prompt = await engine.read_async(turn.messages, tools=turn.tools, options=turn.options)
-            running.requests = await service.choices(prompt, sampling, 1)
+            running.requests = await service.choices(prompt, sampling, 1, parameters="parameters")
         (request,) = running.requests
         answer = ResponsesResponse(
             id=response_id,

@@ -144,7 +144,7 @@ class ResponsesRequest(ResponsesPrompt, Drawn):
     store: bool = True
     stop: Any = None
 
-    _told_back: bytes = PrivateAttr(b"")
+    _told_back: bytes = PrivateAttr()
 
     @classmethod
     def read(cls, body: Mapping[str, Any], unknown: Unknown) -> Self:
@@ -164,13 +164,18 @@ class ResponsesRequest(ResponsesPrompt, Drawn):
         check_top_logprobs(request.top_logprobs, "top_logprobs")
         _check_metadata(request.metadata)
         request._understand(unknown)
-        told = {"instructions": request.instructions, "tools": request.tools}
-        request._told_back = dumps(told, separators=(",", ":")).encode() if request.store else b""
+        told = {
+            "instructions": request.instructions,
+            "text": {"format": {"type": "text"}, **_given(request.text)},
+            "tool_choice": request.tool_choice,
+            "tools": request.tools,
+        }
+        request._told_back = dumps(told, separators=(",", ":")).encode()
         return request
 
     @property
     def told_back(self) -> bytes:
-        """Instructions and tools as an object in JSON, where the response is to be kept."""
+        """What a response says of its request, as far as that can be long: an object in JSON."""
         return self._told_back
 
     @property
@@ -190,7 +195,8 @@ class ResponsesRequest(ResponsesPrompt, Drawn):
             InvalidField: A value out of its range.
         """
         cap = self.max_output_tokens
-        can_call = bool(self._tools) and self.tool_choice != "none"
+        several = self.parallel_tool_calls
+        tools = self._tools if self.tool_choice != "none" else None
         return self.drawn(
             defaults,
             context,
@@ -199,7 +205,7 @@ class ResponsesRequest(ResponsesPrompt, Drawn):
             logprobs=(self.top_logprobs or 0) if self.tells_logprobs else None,
             parallel_calls=self.parallel_tool_calls,
             thinking_budget=self.thinking_budget,
-            grammar=either(self._calls(several=self.parallel_tool_calls), self._form, can_call=can_call),
+            grammar=either(self._calls(several=several), self._form, tools, several=several),
         )
 
 
@@ -218,6 +224,10 @@ class ResponsesCount(ResponsesPrompt):
         request = checked(cls, honoured_fields(body, table, unknown))
         request._understand(unknown)
         return request
+
+
+def _given(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _check_metadata(metadata: Mapping[str, Any]) -> None:

@@ -13,8 +13,8 @@ from flashnext.server.chat_response import PIECE_CHARS
 from flashnext.server.errors import envelope
 from flashnext.server.logprobs import ChatLogprobs
 from flashnext.server.responses_request import ResponsesRequest
-from flashnext.server.stream import EVENTS, Framing
-from flashnext.server.usage import extras
+from flashnext.server.stream import EVENTS, Chunk, Encoded, Framing, encode
+from flashnext.server.usage import extras, speculation
 from flashnext.text.parser import ToolCall
 
 _PREFIXES = {"reasoning": "rs", "message": "msg", "function_call": "fc"}
@@ -52,7 +52,7 @@ class ResponsesResponse:
         prompt_ids: The prompt.
         new_id: Makes the random part of ids.
         logprobs: Writes log-probabilities; None where they are not asked for.
-        keep: Told the finished response.
+        keep: Told the finished response, in JSON, and its output.
     """
 
     framing: ClassVar[Framing] = EVENTS
@@ -67,7 +67,7 @@ class ResponsesResponse:
     prompt_ids: list[int]
     new_id: Callable[[], str]
     logprobs: ChatLogprobs | None
-    keep: Callable[[dict[str, Any]], object]
+    keep: Callable[[bytes, list[dict[str, Any]]], object]
 
     def __post_init__(self) -> None:
         """Start without items."""
@@ -76,35 +76,35 @@ class ResponsesResponse:
         self._n_events = 0
         self._ids: list[int] = []
 
-    def whole(self, replies: Sequence[Reply]) -> dict[str, Any]:
-        """Write the reply as one object."""
+    def whole(self, replies: Sequence[Reply]) -> bytes:
+        """Write the reply as one object in JSON."""
         (reply,) = replies
         self._add(reply)
-        return self._finished(reply)[1]
+        return self._finished(reply)[2]
 
-    def first_chunks(self) -> list[dict[str, Any]]:
+    def first_chunks(self) -> list[Chunk]:
         """Write the events that open a stream."""
         begun = self._response("in_progress")
-        return [self._event(f"response.{name}", response=begun) for name in ("created", "in_progress")]
+        return [self._with_response(name, begun) for name in ("created", "in_progress")]
 
-    def chunks(self, index: int, event: Event) -> list[dict[str, Any]]:
+    def chunks(self, index: int, event: Event) -> list[Chunk]:
         """Write what an event adds, often nothing; its last event adds the end."""
-        out = self._add(event)
+        out: list[Chunk] = [*self._add(event)]
         if event.finish_reason is not None:
-            closing, response = self._finished(event)
-            out += [*closing, self._event(f"response.{response['status']}", response=response)]
+            closing, status, response = self._finished(event)
+            out += [*closing, self._with_response(status, response)]
         return out
 
-    def last_chunks(self) -> list[dict[str, Any]]:
+    def last_chunks(self) -> list[Chunk]:
         """Write nothing: the reply's last event was the stream's."""
         return []
 
-    def error_chunks(self, error: Exception) -> list[dict[str, Any]]:
+    def error_chunks(self, error: Exception) -> list[Chunk]:
         """Write what ends a stream that has failed, with the items as far as they came."""
         closing = self._close("incomplete")
         told = {"code": "server_error", "message": envelope(error)[1]["error"]["message"]}
         failed = self._response("failed", error=told)
-        return [*closing, self._event("response.failed", response=failed)]
+        return [*closing, self._with_response("failed", failed)]
 
     def _add(self, told: Event | Reply) -> list[dict[str, Any]]:
         """Write the events of what a step, or all, of the reply says."""
@@ -206,25 +206,28 @@ class ResponsesResponse:
         one = self._opened()
         return {"item_id": one.item["id"], "output_index": one.index}
 
-    def _finished(self, last: Event | Reply) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-        """End the reply; returns the events that close its items, and all of it."""
+    def _finished(self, last: Event | Reply) -> tuple[list[dict[str, Any]], str, bytes]:
+        """End the reply; returns the events that close its items, its status, and all of it."""
         cut = last.finish_reason == "length"
         closing = self._close("incomplete" if cut else "completed")
         assert last.usage is not None
         more: dict[str, Any] = {"usage": _usage(last.usage), "flashnext": extras(last, self.seed)}
+        more |= speculation([last.drafts])
         if cut:
             more["incomplete_details"] = {"reason": "max_output_tokens"}
         else:
             more["completed_at"] = int(self.now())
         if self.asked.return_token_ids:
             more |= {"prompt_token_ids": self.prompt_ids, "token_ids": self._ids}
-        response = self._response("incomplete" if cut else "completed", **more)
-        self.keep(response)
-        return closing, response
+        status = "incomplete" if cut else "completed"
+        response = self._response(status, **more)
+        self.keep(response, self._output)
+        return closing, status, response
 
-    def _response(self, status: str, **more: Any) -> dict[str, Any]:
+    def _response(self, status: str, **more: Any) -> bytes:
+        """Write the response; what it says of the request has been encoded by whoever read that."""
         asked, sampling = self.asked, self.sampling
-        return {
+        response = {
             "id": self.id,
             "object": "response",
             "created_at": self.created,
@@ -233,18 +236,14 @@ class ResponsesResponse:
             "background": False,
             "error": None,
             "incomplete_details": None,
-            "instructions": asked.instructions,
             "max_output_tokens": asked.max_output_tokens,
             "model": self.model,
-            "output": [dict(item) for item in self._output],
+            "output": self._output,
             "parallel_tool_calls": asked.parallel_tool_calls,
             "previous_response_id": asked.previous_response_id,
             "reasoning": {"effort": asked.reasoning.get("effort"), "summary": None},
             "store": asked.store,
             "temperature": sampling.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": asked.tool_choice,
-            "tools": asked.tools,
             "top_logprobs": asked.top_logprobs or 0,
             "top_p": sampling.top_p,
             "truncation": "disabled",
@@ -252,6 +251,11 @@ class ResponsesResponse:
             "metadata": asked.metadata,
             **more,
         }
+        return b"%s,%s" % (encode(response)[:-1], asked.told_back[1:])
+
+    def _with_response(self, name: str, response: bytes) -> Encoded:
+        head = encode(self._event(f"response.{name}"))
+        return Encoded(f"response.{name}", b'%s,"response":%s}' % (head[:-1], response))
 
     def _event(self, kind: str, **more: Any) -> dict[str, Any]:
         event = {"type": kind, "sequence_number": self._n_events, **more}

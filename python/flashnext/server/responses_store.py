@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ class Kept:
 
 
 class ResponseStore:
-    """Keeps responses by their id; the one that was used longest ago goes first. Used by one event loop.
+    """Keeps responses by their id; the one that was used longest ago goes first. Used by any thread.
 
     Attributes:
         n_bytes: What those that are kept take.
@@ -44,6 +45,7 @@ class ResponseStore:
         self._most = most
         self._most_bytes = most_bytes
         self._kept: OrderedDict[str, Kept] = OrderedDict()
+        self._lock = threading.Lock()
         self.n_bytes = 0
 
     def __len__(self) -> int:
@@ -59,17 +61,19 @@ class ResponseStore:
                 *(response_id, kept.n_bytes, self._most_bytes),
             )
             return
-        self._kept[response_id] = kept
-        self.n_bytes += kept.n_bytes
-        while len(self._kept) > self._most or self.n_bytes > self._most_bytes:
-            _, gone = self._kept.popitem(last=False)
-            self.n_bytes -= gone.n_bytes
+        with self._lock:
+            self._kept[response_id] = kept
+            self.n_bytes += kept.n_bytes
+            while len(self._kept) > self._most or self.n_bytes > self._most_bytes:
+                _, gone = self._kept.popitem(last=False)
+                self.n_bytes -= gone.n_bytes
 
     def get(self, response_id: str) -> Kept | None:
         """Find a response, which counts as used then."""
-        if response_id in self._kept:
-            self._kept.move_to_end(response_id)
-        return self._kept.get(response_id)
+        with self._lock:
+            if response_id in self._kept:
+                self._kept.move_to_end(response_id)
+            return self._kept.get(response_id)
 
     def require(self, response_id: str) -> Kept:
         """Find a response that a request asks for.
@@ -79,7 +83,7 @@ class ResponseStore:
         """
         kept = self.get(response_id)
         if kept is None:
-            raise ResponseNotFound("response_id", NOT_KEPT.format(response_id[:100]))
+            raise _not_found(response_id)
         return kept
 
     def delete(self, response_id: str) -> None:
@@ -88,8 +92,15 @@ class ResponseStore:
         Raises:
             ResponseNotFound: It is not kept.
         """
-        self.n_bytes -= self.require(response_id).n_bytes
-        del self._kept[response_id]
+        with self._lock:
+            kept = self._kept.pop(response_id, None)
+            self.n_bytes -= kept.n_bytes if kept else 0
+        if kept is None:
+            raise _not_found(response_id)
+
+
+def _not_found(response_id: str) -> ResponseNotFound:
+    return ResponseNotFound("response_id", NOT_KEPT.format(response_id[:100]))
 
 
 NOT_KEPT = (

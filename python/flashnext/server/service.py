@@ -24,6 +24,7 @@ from flashnext.server.queue import Queue
 from flashnext.server.record import Record
 from flashnext.server.responses_store import ResponseStore
 from flashnext.server.settings import Settings
+from flashnext.server.structured import schemas_told_as
 from flashnext.server.usage import extras, told_reason
 from flashnext.version import VERSION
 
@@ -180,19 +181,26 @@ class Service:
         except ValueError as error:  # text that no file in UTF-8 can have
             _log.warning("%s: the request could not be recorded: %s", self.settings.record, error)
 
-    async def choices(self, prompt: ReadPrompt, sampling: Sampling, n: int) -> list[AsyncRequest]:
+    async def choices(
+        self, prompt: ReadPrompt, sampling: Sampling, n: int, *, parameters: str = ""
+    ) -> list[AsyncRequest]:
         """Begin n replies to one prompt, each as a request with its choice's seed would begin it.
 
         Args:
             prompt: What they answer.
             sampling: How they are drawn; its seed is that of the first.
             n: How many.
+            parameters: Where a tool of the route has the schema of its parameters.
+
+        Raises:
+            InvalidField: What they have to match cannot be enforced.
         """
         requests: list[AsyncRequest] = []
         try:
-            for i in range(n):
-                drawn = replace(sampling, seed=choice_seed(requests[0].seed, i)) if i else sampling
-                requests.append(await self.engine.generate_async(prompt, sampling=drawn))
+            with schemas_told_as(sampling.grammar, parameters):
+                for i in range(n):
+                    drawn = replace(sampling, seed=choice_seed(requests[0].seed, i)) if i else sampling
+                    requests.append(await self.engine.generate_async(prompt, sampling=drawn))
         except BaseException:
             for request in requests:
                 request.cancel()

@@ -12,14 +12,34 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from flashnext.text.jsontext import dumps
-
 _HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache, no-transform",
     "x-accel-buffering": "no",
 }
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+
+
+def encode(value: Any) -> bytes:
+    """Write JSON in UTF-8, of which no number came from a request."""
+    return _encode(value).encode()
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """An object of a stream as JSON, of which a large part may have been written before.
+
+    Attributes:
+        type: Of the object, as its own JSON says it too.
+        data: In UTF-8.
+    """
+
+    type: str
+    data: bytes
+
+
+Chunk = Mapping[str, Any] | Encoded
+"""An object of a stream."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +56,13 @@ class Framing:
     end: str
     still: str
 
-    def encode(self, one: Mapping[str, Any]) -> str:
-        """Write an object as JSON; only where events have names does it tell numbers of the request."""
-        return dumps(one, separators=(",", ":")) if self.named else _encode(one)
-
-    def write(self, one: Mapping[str, Any]) -> str:
+    def write(self, one: Chunk) -> bytes:
         """Write an object of a stream."""
-        name = f"event: {one['type']}\n" if self.named else ""
-        return f"{name}data: {self.encode(one)}\n\n"
+        data = one.data if isinstance(one, Encoded) else encode(one)
+        if not self.named:
+            return b"data: %s\n\n" % data
+        kind: str = one.type if isinstance(one, Encoded) else one["type"]
+        return b"event: %s\ndata: %s\n\n" % (kind.encode(), data)
 
 
 CHUNKS = Framing(named=False, end="data: [DONE]\n\n", still=": still here\n\n")
@@ -99,7 +118,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        batches: AsyncGenerator[Sequence[Mapping[str, Any]]],
+        batches: AsyncGenerator[Sequence[Chunk]],
         framing: Framing = CHUNKS,
         *,
         keepalive_s: float,
@@ -138,8 +157,8 @@ class EventStream(Response):
         try:
             async for batch in self._batches:
                 if batch:
-                    await self._write(send, "".join(map(self._framing.write, batch)))
-            await self._write(send, self._framing.end, more=False)
+                    await self._write(send, b"".join(map(self._framing.write, batch)))
+            await self._write(send, self._framing.end.encode(), more=False)
         finally:
             comments.cancel()
             await self._batches.aclose()
@@ -153,8 +172,8 @@ class EventStream(Response):
             if rest_s > 0:
                 await asyncio.sleep(rest_s)
             else:
-                await self._write(send, self._framing.still)
+                await self._write(send, self._framing.still.encode())
 
-    async def _write(self, send: Send, text: str, *, more: bool = True) -> None:
-        await send({"type": "http.response.body", "body": text.encode(), "more_body": more})
+    async def _write(self, send: Send, data: bytes, *, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": data, "more_body": more})
         self._sent_s = asyncio.get_running_loop().time()

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from flashnext.grammar import Grammar, GrammarError
@@ -142,23 +144,35 @@ def read_tool_choice(choice: Any, tools: Sequence[Any] | None, *, several: bool)
             raise InvalidField("tool_choice", "a call is required, and there are no tools; give some")
         return _calls(known, several)
     name = _named(choice)
-    named = [tool for tool in known if tool["function"]["name"] == name]
-    if not named:
-        raise InvalidField("tool_choice", f"{name!r} is not one of the tools"[:200])
-    return _calls(named, False)
+    for i, tool in enumerate(known):
+        if tool["function"]["name"] == name:
+            return _calls([tool], False, first=i)
+    raise InvalidField("tool_choice", f"{name!r} is not one of the tools"[:200])
 
 
-def either(calls: Grammar | None, form: Grammar | None, *, can_call: bool) -> Grammar | None:
-    """Choose between the calls that a reply has to make and the form of its text.
+def either(
+    calls: Grammar | None, form: Grammar | None, tools: Sequence[Any] | None, *, several: bool
+) -> Grammar | None:
+    """Join the calls that a reply has to make, the form of its text, and the tools that it may call.
+
+    Args:
+        calls: Those that it has to make, which leave no room for text.
+        form: What its text has to match.
+        tools: Those that it may call, in OpenAI's form: it is calls or text of that form then.
+        several: Whether it may make more than one call.
 
     Raises:
-        InvalidField: There is a form, and tools that could be called.
+        InvalidField: Its text might look like a call.
     """
-    if form is not None and can_call:
+    if calls is not None or form is None or not tools:
+        return calls or form
+    if form.kind != "json":
         raise InvalidField(
-            form.field, "a reply that has to match it calls no tools; leave them out, or choose none of them"
+            form.field,
+            "text that is not JSON may look like a call; ask for JSON, or leave the tools out, "
+            'or give tool_choice "none"',
         )
-    return calls or form
+    return _calls(canonical_tools(tools) or [], several, text=form)
 
 
 def _named(choice: Any) -> str:
@@ -170,13 +184,44 @@ def _named(choice: Any) -> str:
             return name
     raise InvalidField(
         "tool_choice",
-        f'expected "auto", "none", "required" or {{"type": "function", "function": {{"name": ...}}}}, '
-        f"found {cut(repr(choice), 100)}",
+        f'expected "auto", "none", "required" or a function by its name, found {cut(repr(choice), 100)}',
     )
 
 
-def _calls(tools: Sequence[Mapping[str, Any]], several: bool) -> Grammar:
+def _calls(
+    tools: Sequence[Mapping[str, Any]], several: bool, *, text: Grammar | None = None, first: int = 0
+) -> Grammar:
     try:
-        return Grammar.calls(tools, several=several, field="tools")
+        return Grammar.calls(tools, several=several, text=text, first=first, field="tools")
     except GrammarError as error:
         raise InvalidField("tools", str(error)) from None
+
+
+_TOOL = re.compile(r"at /(\d+)/function/parameters(?=[/:])")
+_SAID = re.compile(r"at /text(?=[/:])")
+
+
+@contextmanager
+def schemas_told_as(grammar: Grammar | None, parameters: str) -> Iterator[None]:
+    """Tell of a schema that cannot be enforced by the place where the request has it.
+
+    Args:
+        grammar: That is compiled in the block.
+        parameters: Where a tool's schema stands in it, by the way of `function.parameters`.
+
+    Raises:
+        InvalidField: There was one in the block.
+    """
+    try:
+        yield
+    except InvalidField as error:
+        if grammar is None or grammar.kind != "calls" or error.field != grammar.field:
+            raise
+        if found := _TOOL.match(error.problem):
+            place = f"{error.field}[{found[1]}].{parameters}"
+        elif found := _SAID.match(error.problem):
+            place = grammar.text_field
+        else:
+            raise
+        rest = error.problem[found.end() :]
+        raise InvalidField(place, f"at {rest}" if rest.startswith("/") else rest[2:]) from None

@@ -38,7 +38,12 @@ def arguments_json(values: Mapping[str, str], parameters: Mapping[str, Any]) -> 
         values: The text of each parameter, as the model wrote it.
         parameters: The JSON schema of the tool's parameters.
     """
-    properties = parameters.get("properties")
+    given: Any = parameters
+    for _ in range(_MAX_SCHEMAS):
+        if not isinstance(given, Mapping) or not isinstance(given.get("$ref"), str):
+            break
+        given = _resolve(given["$ref"], parameters)
+    properties = given.get("properties") if isinstance(given, Mapping) else None
     known = properties if isinstance(properties, Mapping) else {}
     pairs = (f"{dumps(key)}: {_typed(text, known.get(key), parameters)}" for key, text in values.items())
     return "{" + ", ".join(pairs) + "}"
