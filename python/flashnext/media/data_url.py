@@ -1,0 +1,50 @@
+"""Reads `data:` URLs."""
+
+from __future__ import annotations
+
+import binascii
+import re
+
+from flashnext.media.errors import MediaError
+
+_HEAD = re.compile(r"data:([^,]{0,300}),", re.IGNORECASE)
+_OUTSIDE = re.compile(r"[^A-Za-z0-9+/=]")
+
+
+def read_data_url(url: str, most_bytes: int) -> bytes:
+    """Take the bytes out of a base64 `data:` URL. What type it claims does not count: its first bytes do.
+
+    Args:
+        url: The whole URL. Padding at the end may be missing.
+        most_bytes: That it may hold; nothing is decoded of a longer one.
+
+    Raises:
+        MediaError: It is not such a URL, not base64, empty or too long.
+    """
+    head = _HEAD.match(url)
+    if head is None:
+        raise MediaError("expected a URL of the form data:image/png;base64,... with a comma behind base64")
+    if not head[1].lower().endswith(";base64"):
+        raise MediaError("the data: URL must be base64 (data:image/png;base64,...), not percent-encoded")
+    start = head.end()
+    n = (len(url) - start) * 3 // 4
+    if n - 2 > most_bytes:
+        raise MediaError(f"the data: URL holds about {n} bytes; at most {most_bytes} are read")
+    wrong = _OUTSIDE.search(url, start)
+    if wrong is not None:
+        raise MediaError(
+            f"the base64 of the data: URL has {wrong[0]!a} at character {wrong.start() - start}; only "
+            "A-Z, a-z, 0-9, + and / are allowed, = at the end, and no white space"
+        )
+    text = url[start:].encode("ascii")
+    try:
+        data = binascii.a2b_base64(
+            text if text.endswith(b"=") else text + b"=" * (-len(text) % 4), strict_mode=True
+        )
+    except binascii.Error as error:
+        raise MediaError(f"the base64 of the data: URL cannot be decoded: {error}") from None
+    if not data:
+        raise MediaError("the data: URL holds no bytes")
+    if len(data) > most_bytes:
+        raise MediaError(f"the data: URL holds {len(data)} bytes; at most {most_bytes} are read")
+    return data
