@@ -16,7 +16,18 @@ from PIL import Image
 
 Pixels = npt.NDArray[np.uint8]
 
-CORNERS = ((1, 1), (1, 200), (200, 1), (31, 639), (32, 32), (33, 31), (15, 16), (16, 17), (2900, 16), (47, 1100))
+CORNERS = (
+    (1, 1),
+    (1, 200),
+    (200, 1),
+    (31, 639),
+    (32, 32),
+    (33, 31),
+    (15, 16),
+    (16, 17),
+    (2900, 16),
+    (47, 1100),
+)
 """Heights and widths that a rule of sizes may trip over."""
 
 
@@ -164,7 +175,9 @@ def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def png(width: int, height: int, *more: bytes, rows: bytes | None = None, depth: int = 8, colour: int = 2) -> bytes:
+def png(
+    width: int, height: int, *more: bytes, rows: bytes | None = None, depth: int = 8, colour: int = 2
+) -> bytes:
     """A PNG of nothing but a header, given chunks, and rows where they are given."""
     header = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
     body = b"" if rows is None else chunk(b"IDAT", zlib.compress(rows, 9))

@@ -28,5 +28,9 @@ class MediaError(InvalidArgument):
 def complaint(error: BaseException) -> str:
     """Say on one line what a decoder complains of; it may hold bytes of the file."""
     text = " ".join("".join(c if c.isprintable() else " " for c in str(error)).split())
+    if text.startswith(("unpack requires", "unpack_from requires")):
+        text = "it ends too soon"
+    elif text == "not identified by this driver":
+        text = "its header names no width, no height or no kind of pixels that is known"
     text = text or type(error).__name__
     return text if len(text) <= _MOST else text[: _MOST - 3] + "..."

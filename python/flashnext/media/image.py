@@ -21,6 +21,7 @@ from PIL.ImageFile import ImageFile
 
 from flashnext.media.errors import MediaError, complaint
 from flashnext.media.limits import Limits
+from flashnext.media.png import rows_are_missing
 from flashnext.media.sizes import Size
 
 FORMATS: tuple[tuple[str, tuple[bytes, ...], Callable[[io.BytesIO], ImageFile]], ...] = (
@@ -64,6 +65,7 @@ class Opened:
 
     name: str
     size: Size
+    _data: bytes
     _file: ImageFile
     _orientation: int
 
@@ -73,6 +75,8 @@ class Opened:
         Raises:
             MediaError: The decoder's complaint.
         """
+        if self.name == "PNG" and rows_are_missing(self._data):
+            raise MediaError("the PNG cannot be decoded: its rows end before its height")
         try:
             self._file.load()
             turn = _UPRIGHT.get(self._orientation)
@@ -111,7 +115,7 @@ def open_image(data: bytes, limits: Limits) -> Opened:
     width, height = file.size
     _check_size(name, (height, width), limits)
     orientation = _orientation(file)
-    return Opened(name, (width, height) if orientation >= 5 else (height, width), file, orientation)
+    return Opened(name, (width, height) if orientation >= 5 else (height, width), data, file, orientation)
 
 
 def opaque(image: Image.Image) -> Image.Image:

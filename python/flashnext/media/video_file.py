@@ -25,6 +25,9 @@ from flashnext.media.sampling import Shown
 CODECS = ("h264", "hevc", "av1", "vp9", "vp8", "mpeg4", "mpeg2video", "mjpeg", "prores")
 """What is decoded, by FFmpeg's names."""
 
+PROBED_PIXELS = 8192 * 4608
+"""Of a frame where a file is opened: more than are decoded later, so that a refusal can name the numbers."""
+
 _DECODERS = (*CODECS, "libdav1d", "libvpx", "libvpx-vp9")
 
 
@@ -99,7 +102,7 @@ class VideoFile:
         options = {
             "codec_whitelist": ",".join(_DECODERS),
             "format_whitelist": "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi",
-            "max_pixels": str(self._limits.video_frame_pixels),
+            "max_pixels": str(max(self._limits.video_frame_pixels, PROBED_PIXELS)),
             "protocol_whitelist": "",
         }
         try:
