@@ -247,3 +247,18 @@ def sound_file() -> bytes:
         file.mux(stream.encode(frame))
         file.mux(stream.encode(None))
     return out.getvalue()
+
+
+NOISE = ("RGB 40x30", "RGB 300x200", "RGB 257x511", "RGB 1300x900", "RGBA 97x61", "L 640x33", "LA 20x20")
+"""Pictures of whole numbers alone, which come out the same on every machine: mode, width and height."""
+
+
+def noise(name: str) -> bytes:
+    """One of `NOISE`, as PNG: blocks of 7 pixels, in steps from dark to light."""
+    mode, _, size = name.partition(" ")
+    width, height = (int(n) for n in size.split("x"))
+    rng = np.random.default_rng(sum(name.encode()))
+    blocks = rng.integers(0, 256, (-(-height // 7), -(-width // 7), len(mode)))
+    steps = np.add.outer(np.arange(height), np.arange(width))[..., None]
+    a = (np.repeat(np.repeat(blocks, 7, 0), 7, 1)[:height, :width] + steps) % 256
+    return encoded(Image.fromarray(a.astype(np.uint8).squeeze(), mode), "PNG")

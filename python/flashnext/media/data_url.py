@@ -8,7 +8,7 @@ import re
 from flashnext.media.errors import MediaError
 
 _HEAD = re.compile(r"data:([^,]{0,300}),", re.IGNORECASE)
-_OUTSIDE = re.compile(r"[^A-Za-z0-9+/=]")
+_OUTSIDE = re.compile(r"[^A-Za-z0-9+/]")
 
 
 def read_data_url(url: str, most_bytes: int) -> bytes:
@@ -30,19 +30,18 @@ def read_data_url(url: str, most_bytes: int) -> bytes:
     n = (len(url) - start) * 3 // 4
     if n - 2 > most_bytes:
         raise MediaError(f"the data: URL holds about {n} bytes; at most {most_bytes} are read")
-    wrong = _OUTSIDE.search(url, start)
+    text = url[start:]
+    body = text.rstrip("=")
+    wrong = _OUTSIDE.search(body)
     if wrong is not None:
         raise MediaError(
-            f"the base64 of the data: URL has {wrong[0]!a} at character {wrong.start() - start}; only "
+            f"the base64 of the data: URL has {wrong[0]!a} at character {wrong.start()}; only "
             "A-Z, a-z, 0-9, + and / are allowed, = at the end, and no white space"
         )
-    text = url[start:].encode("ascii")
-    try:
-        data = binascii.a2b_base64(
-            text if text.endswith(b"=") else text + b"=" * (-len(text) % 4), strict_mode=True
-        )
-    except binascii.Error as error:
-        raise MediaError(f"the base64 of the data: URL cannot be decoded: {error}") from None
+    n_padding = -len(body) % 4
+    if n_padding == 3 or len(text) not in (len(body), len(body) + n_padding):
+        raise MediaError("the base64 of the data: URL has a length that no bytes have")
+    data = binascii.a2b_base64(body.encode("ascii") + b"=" * n_padding)
     if not data:
         raise MediaError("the data: URL holds no bytes")
     if len(data) > most_bytes:

@@ -114,7 +114,7 @@ def open_image(data: bytes, limits: Limits) -> Opened:
         raise MediaError(f"the {name} cannot be read: {complaint(error)}") from None
     width, height = file.size
     _check_size(name, (height, width), limits)
-    orientation = _orientation(file)
+    orientation = 1 if name == "TIFF" else _orientation(file)  # whose decoder turns it by itself
     return Opened(name, (width, height) if orientation >= 5 else (height, width), data, file, orientation)
 
 

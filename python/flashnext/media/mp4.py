@@ -1,7 +1,8 @@
 """Looks over the headers of an MP4 file before a demuxer does.
 
 FFmpeg makes an index of all samples that a header declares, also of samples that lie nowhere: of 2^25, which
-a file of 584 bytes can declare, it takes 1.2 GiB. PCM sound really has millions. So all tracks but video are taken out, and the rest is counted.
+a file of 584 bytes can declare, it takes 1.2 GiB. PCM sound really has millions. So all tracks but video are
+taken out, and the rest is counted.
 """
 
 from __future__ import annotations
