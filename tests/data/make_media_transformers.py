@@ -1,8 +1,8 @@
 """Record what transformers' processors make of pictures: python tests/data/make_media_transformers.py
 
-Needs the extra `oracle`. Writes media_transformers.json: for each picture of tests/tiny/media, under the rules
-of the tiny checkpoint, and for pictures of noise (`noise`, tests/support/media_files.py) under the published
-ones, the grid and the SHA-256 of the float32 patches; the same of each golden video's frames.
+Needs the extra `oracle`. Writes media_transformers.json: grid and SHA-256 of the float32 patches of each
+picture of tests/tiny/media and of each golden video's frames, under the rules of the tiny checkpoint, and of
+pictures of noise (`noise`, tests/support/media_files.py) under the published ones.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from flashnext.media import ImagePart, Limits, MediaError, Preprocessor, Rules, VideoPart, prepare
 from flashnext.media.video import read_video
+from PIL import Image
 from support.broken_media import Broken, broken_images, broken_videos
 from support.media_files import chunk, encoded, moving, png, video_file
 
@@ -136,12 +137,3 @@ def test_of_a_video_that_is_cut_off_what_is_there_is_seen(container: str) -> Non
     half = prepare(VideoPart(data[: len(data) // 2]), Rules(), Limits())
     assert whole.grid == (6, 4, 6) and 1 <= half.grid[0] < 6 and half.grid[1:] == (4, 6)
     assert 0 < half.times_s[-1] < whole.times_s[-1]
-
-
-@needs_av
-def test_a_broken_frame_does_not_spoil_those_around_it() -> None:
-    data = video_file(moving(8, 64, 96), "mjpeg", "matroska", fps=1, pix_fmt="yuvj420p")
-    at = [i for i in range(len(data)) if data.startswith(b"\xff\xd8\xff", i)]
-    broken = data[: at[3]] + b"text" + data[at[3] + 4 :]
-    media = prepare(VideoPart(broken), Rules(), Limits())
-    assert media.grid[0] == 4 and media.times_s[0] == 0.5

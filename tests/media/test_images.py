@@ -156,7 +156,7 @@ def test_cmyk_and_ycck_have_the_colours_of_their_rgb_twin() -> None:
     _near(_seen(encoded(image, "JPEG", quality=95, subsampling=0)), rgb)
     _near(_seen(encoded(image, "TIFF")), rgb)
     # The same with inks as luma and chroma, as Adobe writes them: inverted, and transform 2 in its marker.
-    first = Image.fromarray((255 - cmyk[..., :3]).astype(np.uint8)).convert("YCbCr")
+    first = Image.fromarray(cmyk[..., :3].astype(np.uint8)).convert("YCbCr")
     stored = np.concatenate([np.asarray(first), (255 - cmyk[..., 3:]).astype(np.uint8)], 2)
     data = encoded(Image.fromarray(255 - stored, "CMYK"), "JPEG", quality=95, subsampling=0)
     at = data.index(b"Adobe") + 11
