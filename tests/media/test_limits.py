@@ -40,7 +40,7 @@ def test_detail_low_makes_an_image_small_and_the_others_leave_it_to_the_setting(
         assert _tokens(detail, image_tokens=400) == 400
     assert _tokens("low", image_tokens=400) == 256
     assert _tokens("low", image_tokens=100) == 100
-    with pytest.raises(InvalidArgument, match="low, high, auto, found 'fine'"):
+    with pytest.raises(MediaError, match="low, high, auto, found 'fine'"):
         _tokens("fine")
 
 

@@ -164,3 +164,10 @@ def test_a_picture_and_a_video_of_it_have_different_keys() -> None:
         prepare(ImagePart(file), rules, Limits()).key
         != prepare(FramesPart((file,), 1.0), rules, Limits()).key
     )
+
+
+def test_sound_beside_the_frames_changes_nothing() -> None:
+    frames = _coded(range(10))
+    alone, beside = video_file(frames, fps=5), video_file(frames, fps=5, sound=True)
+    assert b"soun" in beside
+    assert _prepared(alone).key == _prepared(beside).key

@@ -204,8 +204,9 @@ def video_file(
     matrix: Sequence[int] | None = None,
     pix_fmt: str = "yuv420p",
     options: dict[str, str] | None = None,
+    sound: bool = False,
 ) -> bytes:
-    """Encode frames, at one rate or at given times, with a display matrix or without."""
+    """Encode frames, at one rate or at given times, with a display matrix and silence or without."""
     import av
 
     out = io.BytesIO()
@@ -218,12 +219,24 @@ def video_file(
         stream.codec_context.time_base = stream.time_base = base
         if matrix is not None:
             stream.set_display_matrix(list(matrix))
+        silence: Any = file.add_stream("aac", rate=16000) if sound else None
         for i, pixels_of_one in enumerate(frames):
             frame = av.VideoFrame.from_ndarray(pixels_of_one, format="rgb24")
             frame.pts, frame.time_base = at_ms[i] if at_ms is not None else i, base
             file.mux(stream.encode(frame))
         file.mux(stream.encode(None))
+        if silence is not None:
+            _be_silent(file, silence)
     return out.getvalue()
+
+
+def _be_silent(file: Any, stream: Any) -> None:
+    import av
+
+    frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.float32), format="fltp", layout="mono")
+    frame.sample_rate = 16000
+    file.mux(stream.encode(frame))
+    file.mux(stream.encode(None))
 
 
 _QUICK = {
@@ -241,11 +254,7 @@ def sound_file() -> bytes:
 
     out = io.BytesIO()
     with av.open(out, "w", format="mp4") as file:
-        stream: Any = file.add_stream("aac", rate=16000)
-        frame = av.AudioFrame.from_ndarray(np.zeros((1, 4096), np.float32), format="fltp", layout="mono")
-        frame.sample_rate = 16000
-        file.mux(stream.encode(frame))
-        file.mux(stream.encode(None))
+        _be_silent(file, file.add_stream("aac", rate=16000))
     return out.getvalue()
 
 

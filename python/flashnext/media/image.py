@@ -131,10 +131,8 @@ def opaque(image: Image.Image) -> Image.Image:
         raise MediaError("its pixels are 32-bit numbers, whose range is not known; give 8 or 16 bits")
     if image.mode.startswith("I;16"):
         image = _from_16_bits(image)
-    if image.mode == "RGB" and "transparency" not in image.info:
-        return image if type(image) is Image.Image else image.copy()
     if "A" not in image.getbands() and image.info.get("transparency") is None:
-        return image.convert("RGB")
+        return image if image.mode == "RGB" else image.convert("RGB")
     out = Image.new("RGB", image.size)
     rows = max(1, BAND_PIXELS // image.width)
     for top in range(0, image.height, rows):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from flashnext.errors import InvalidArgument
+from flashnext.media.errors import MediaError
 
 Detail = Literal["low", "high", "auto"]
 DETAILS: tuple[Detail, ...] = ("low", "high", "auto")
@@ -60,7 +61,7 @@ class Limits:
     def tokens(self, detail: Detail) -> int | None:
         """Find the most tokens that a detail allows an image; None for the model's own rule."""
         if detail not in DETAILS:
-            raise InvalidArgument(f"detail must be one of {', '.join(DETAILS)}, found {detail!r}")
+            raise MediaError(f"detail must be one of {', '.join(DETAILS)}, found {detail!r}")
         if detail != "low":
             return self.image_tokens
         return LOW_TOKENS if self.image_tokens is None else min(LOW_TOKENS, self.image_tokens)

@@ -38,13 +38,9 @@ def video_only(data: bytes, most_samples: int) -> bytes:
         MediaError: Compressed headers, too many boxes or too many samples.
     """
     unread, tracks = _laid_out(data)
-    out = bytearray(data)
-    for start, end, handlers in tracks:
-        if handlers != {b"vide"}:
-            out[start + 4 : start + 8] = b"skip"
-            unread.append((start, end))
+    others = [(start, end) for start, end, handlers in tracks if handlers != {b"vide"}]
     whole = fragments = at = 0
-    for start, end in [*sorted(unread), (len(data), len(data))]:
+    for start, end in [*sorted([*unread, *others]), (len(data), len(data))]:
         for found in _TELLING.finditer(data, at, max(at, start)):
             kind = found[0]
             if kind == b"cmov":
@@ -56,6 +52,11 @@ def video_only(data: bytes, most_samples: int) -> bytes:
     n = max(whole, fragments // _FRAGMENTED)
     if n > most_samples:
         raise MediaError(f"the MP4 says that it has {n} frames; at most {most_samples} are read")
+    if not others:
+        return data
+    out = bytearray(data)
+    for start, _ in others:
+        out[start + 4 : start + 8] = b"skip"
     return bytes(out)
 
 

@@ -68,7 +68,7 @@ def sample(shown: Shown, rule: VideoRule) -> Sample:
         moments = np.linspace(0, shown.ticks[-1], _count(n, shown.length_s * n / (n - 1), rule))
         frames = np.searchsorted(np.array(shown.ticks) - _ROUNDING, moments, side="right") - 1
         return Sample(tuple(frames.tolist()), tuple((moments * float(shown.tick)).tolist()))
-    per_s = rate or UNKNOWN_FPS
+    per_s = rate or float(shown.fps or UNKNOWN_FPS)
     frames = np.linspace(0, n - 1, _count(n, n / per_s, rule)).round().astype(np.int64)
     return Sample(tuple(frames.tolist()), tuple(i / per_s for i in frames.tolist()))
 
