@@ -180,7 +180,7 @@ def _animated(kind: str) -> bytes:
 def test_of_an_animation_the_first_frame_is_seen(kind: str) -> None:
     data = _animated(kind)
     assert getattr(Image.open(io.BytesIO(data)), "n_frames", 1) == 3
-    assert np.array_equal(_seen(data), np.broadcast_to(np.uint8([255, 0, 0]), (32, 32, 3)))
+    assert np.array_equal(_seen(data), np.full((32, 32, 3), (255, 0, 0), np.uint8))
 
 
 def test_of_several_pictures_in_a_jpeg_the_first_is_seen() -> None:
