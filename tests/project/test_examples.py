@@ -1,4 +1,4 @@
-"""The Python of the README, of docs/python.md and of docs/batch.md runs as it stands."""
+"""The Python of the README, of docs/python.md, docs/batch.md and docs/media.md runs as it stands."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 CODE = re.compile(r"```python\n(.*?)```", re.S)
 EXAMPLES = [
     pytest.param(code, id=f"{page} {i}")
-    for page in ("README.md", "docs/python.md", "docs/batch.md")
+    for page in ("README.md", "docs/python.md", "docs/batch.md", "docs/media.md")
     for i, code in enumerate(CODE.findall((ROOT / page).read_text(encoding="utf-8")))
     if "openai" not in code and "ray" not in code  # tests/server and tests/batch have those
 ]

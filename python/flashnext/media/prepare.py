@@ -1,0 +1,83 @@
+"""From the pictures and videos of a request to patches."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from flashnext.media.errors import MediaError
+from flashnext.media.frames import Frames
+from flashnext.media.image import Opened, open_image, resized
+from flashnext.media.limits import Limits
+from flashnext.media.parts import FramesPart, ImagePart, Part, VideoPart
+from flashnext.media.patches import Media, picture
+from flashnext.media.patches import video as cut
+from flashnext.media.rules import Rules
+from flashnext.media.sizes import Size, image_size, n_tokens
+from flashnext.media.video import read_video
+
+
+def check_counts(parts: Sequence[Part], limits: Limits) -> None:
+    """Look whether a request has too many pictures or videos.
+
+    Raises:
+        MediaError: It has, with the numbers and the first part too many.
+    """
+    for most, what, kinds in (
+        (limits.max_images, "images", ImagePart),
+        (limits.max_videos, "videos", (VideoPart, FramesPart)),
+    ):
+        found = [i for i, part in enumerate(parts) if isinstance(part, kinds)]
+        if len(found) > most:
+            raise MediaError(f"the request has {len(found)} {what}; at most {most} are allowed", found[most])
+
+
+def prepare(part: Part, rules: Rules, limits: Limits) -> Media:
+    """Decode and prepare one picture or video; it may take seconds and hundreds of megabytes.
+
+    Raises:
+        MediaError: It is broken, unknown or over a limit.
+    """
+    if isinstance(part, ImagePart):
+        opened, size = _sized(part, rules, limits)
+        return picture(resized(opened.decode(), size), rules.image)
+    if isinstance(part, VideoPart):
+        return read_video(part.data, rules.video, limits)
+    return _frames(part, rules, limits)
+
+
+def count_tokens(part: ImagePart, rules: Rules, limits: Limits) -> int:
+    """Count the tokens of a picture from its header, without decoding it.
+
+    Raises:
+        MediaError: The header cannot be read, or says something that is over a limit.
+    """
+    _, size = _sized(part, rules, limits)
+    return n_tokens(size, rules.image)
+
+
+def _sized(part: ImagePart, rules: Rules, limits: Limits) -> tuple[Opened, Size]:
+    opened = open_image(part.data, limits)
+    return opened, image_size(opened.size, rules.image, limits.tokens(part.detail))
+
+
+def _frames(part: FramesPart, rules: Rules, limits: Limits) -> Media:
+    n, most = len(part.frames), rules.video.max_frames
+    if not 1 <= n <= most:
+        raise MediaError(f"a video given as frames has 1 to {most} of them, found {n}")
+    if not (math.isfinite(part.fps) and 1e-3 <= part.fps <= 1e3):
+        raise MediaError(f"fps must be a number from 0.001 to 1000, found {part.fps}")
+    stack = Frames(n, rules.video, limits)
+    first: Size | None = None
+    for i, data in enumerate(part.frames):
+        try:
+            opened = open_image(data, limits)
+            first = first or opened.size
+            if opened.size != first:
+                (h, w), (height, width) = opened.size, first
+                raise MediaError(f"it is {w} x {h}, where frame 0 is {width} x {height}")
+            stack.put([i], opened.decode())
+        except MediaError as error:
+            raise MediaError(f"frame {i}: {error.problem}") from None
+    assert stack.levels is not None
+    return cut(stack.levels, [i / part.fps for i in range(n)], rules.video)

@@ -1,0 +1,93 @@
+"""What size pictures and frames are brought to, and how many tokens they then take."""
+
+from __future__ import annotations
+
+import math
+
+from flashnext.media.errors import MediaError
+from flashnext.media.rules import ImageRule, VideoRule
+
+MAX_ASPECT = 200
+"""Longest side over shortest, at most; part of the rule that the model was trained with."""
+
+Size = tuple[int, int]
+"""Height and width in pixels."""
+
+
+def image_size(size: Size, rule: ImageRule, tokens: int | None = None) -> Size:
+    """Find what an image is resized to: the size next to its own with the sides that tokens need.
+
+    Args:
+        size: Of the upright image.
+        rule: The checkpoint's.
+        tokens: Most tokens; None for what the rule allows. A side is never below one token, so a thin image
+            takes up to `MAX_ASPECT` tokens whatever is asked for.
+
+    Raises:
+        MediaError: One side is more than `MAX_ASPECT` times as long as the other.
+
+    Source: transformers 5.23, `smart_resize` of Qwen2-VL's image processor.
+    """
+    high = rule.max_pixels
+    if tokens is not None:
+        high = min(high, tokens * rule.factor**2)
+    _check_aspect(size, size)
+    return _fitted(size, 1, 1, rule.factor, min(rule.min_pixels, high), high)
+
+
+def frame_size(n_frames: int, size: Size, rule: VideoRule, tokens: int | None = None) -> Size:
+    """Find what the frames of a video are resized to.
+
+    Args:
+        n_frames: That are looked at; a video of one frame counts as `rule.temporal` equal ones.
+        size: Of an upright frame.
+        rule: The checkpoint's.
+        tokens: Most tokens of the whole video; None for what the rule allows.
+
+    Raises:
+        MediaError: One side is more than `MAX_ASPECT` times as long as the other.
+
+    Source: transformers 5.23, `smart_resize` and `resize` of Qwen3-VL's video processor.
+    """
+    n = max(n_frames, rule.temporal)
+    high = rule.max_pixels
+    if rule.frame_tokens is not None:
+        most = min(rule.frame_tokens * rule.factor**2, high // n)
+        high = max(most, int(rule.min_pixels * 1.05)) * n
+    if tokens is not None:
+        high = min(high, tokens * rule.factor**2 * rule.temporal)
+    h, w = size
+    if h < rule.factor or w < rule.factor:
+        scale = max(rule.factor / h, rule.factor / w)
+        h, w = int(h * scale), int(w * scale)
+    _check_aspect((h, w), size)
+    counted = round(n / rule.temporal) * rule.temporal
+    return _fitted((h, w), n, counted, rule.factor, min(rule.min_pixels, high), high)
+
+
+def n_tokens(size: Size, rule: ImageRule, n_frames: int = 1) -> int:
+    """Count the tokens of resized frames (an image: one)."""
+    return -(-n_frames // rule.temporal) * (size[0] // rule.factor) * (size[1] // rule.factor)
+
+
+def _check_aspect(size: Size, own: Size) -> None:
+    if max(size) / min(size) > MAX_ASPECT:
+        raise MediaError(
+            f"its longer side may be at most {MAX_ASPECT} times its shorter one, "
+            f"but it has {own[1]} x {own[0]} pixels"
+        )
+
+
+def _fitted(size: Size, n: int, counted: int, factor: int, low: int, high: int) -> Size:
+    # `n` frames count as `counted` where the rounded sizes are compared, which is the rule's own way.
+    h, w = size
+    height, width = round(h / factor) * factor, round(w / factor) * factor  # half to even
+    if counted * height * width > high:
+        beta = math.sqrt(n * h * w / high)
+        return max(factor, math.floor(h / beta / factor) * factor), max(
+            factor, math.floor(w / beta / factor) * factor
+        )
+    if counted * height * width < low:
+        beta = math.sqrt(low / (n * h * w))
+        return math.ceil(h * beta / factor) * factor, math.ceil(w * beta / factor) * factor
+    return height, width
