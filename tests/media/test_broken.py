@@ -8,12 +8,13 @@ import sys
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
-from flashnext.media import ImagePart, Limits, MediaError, Preprocessor, Rules, VideoPart, prepare
+from flashnext.media import ImagePart, Limits, MediaError, Part, Preprocessor, Rules, VideoPart, prepare
 from flashnext.media.video import read_video
 from PIL import Image
 from support.broken_media import Broken, broken_images, broken_videos
-from support.media_files import chunk, encoded, moving, png, video_file
+from support.media_files import MAKERS, chunk, encoded, moving, png, video_file
 
 HAS_AV = importlib.util.find_spec("av") is not None
 IMAGES = broken_images()
@@ -140,3 +141,42 @@ def test_of_a_video_that_is_cut_off_what_is_there_is_seen(container: str) -> Non
     half = prepare(VideoPart(data[: len(data) // 2]), Rules(), Limits())
     assert whole.grid == (6, 4, 6) and 1 <= half.grid[0] < 6 and half.grid[1:] == (4, 6)
     assert 0 < half.times_s[-1] < whole.times_s[-1]
+
+
+def _changed(rng: np.random.Generator, data: bytes) -> bytes:
+    """The same with some bytes set, and some left out, most of them near the beginning."""
+    out = bytearray(data)
+    for _ in range(int(rng.integers(1, 6))):
+        at = int(rng.integers(min(len(out), 200 if rng.random() < 0.5 else len(out))))
+        if rng.random() < 0.25:
+            del out[at : at + int(rng.integers(1, 50))]
+        else:
+            out[at : at + 4] = (b"\xff" * 4, bytes(4), rng.bytes(4), rng.bytes(1))[int(rng.integers(4))]
+    return bytes(out)
+
+
+def _is_served_or_refused(part: Part) -> None:
+    try:
+        prepare(part, Rules(), Limits())
+    except MediaError as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", MAKERS)
+def test_an_image_with_changed_bytes_is_served_or_refused(kind: str) -> None:
+    rng = np.random.default_rng(sum(kind.encode()))  # by the name in the test's id
+    data, _ = MAKERS[kind](rng, 40, 52)
+    for _ in range(12):
+        _is_served_or_refused(ImagePart(_changed(rng, data)))
+
+
+@needs_av
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["libx264 mp4", "libvpx webm", "mpeg4 avi", "libx265 mov"])
+def test_a_video_with_changed_bytes_is_served_or_refused(kind: str) -> None:
+    rng = np.random.default_rng(sum(kind.encode()))
+    codec, container = kind.split()
+    data = video_file(moving(8, 48, 64), codec, container, fps=4)
+    for _ in range(25):
+        _is_served_or_refused(VideoPart(_changed(rng, data)))
