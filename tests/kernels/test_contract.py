@@ -22,9 +22,12 @@ from support.engine import DEVICES, METAL_HOST, PATHS, open_device
 
 
 @cache
-def runner(name: str) -> DeviceRunner:
-    return DeviceRunner(open_device(name))
+def runner(name: str, *, checked: bool = True) -> DeviceRunner:
+    return DeviceRunner(open_device(name, checked=checked))
 
+
+# Large kernels that compute no place from their values: that none of their accesses is astray is known without NaN.
+NO_PLACE_FROM_VALUES = ("attention_prep", "delta_rule", "expert_down", "expert_gate_up", "matmul")
 
 each_device = pytest.mark.parametrize("device", DEVICES)
 each_kernel = pytest.mark.parametrize("subject", subjects(), ids=lambda s: s.name)
@@ -47,13 +50,14 @@ def test_a_contract_says_what_the_design_asks_for(subject: Subject) -> None:
 @pytest.mark.parametrize("gate", GATES)
 @each_kernel
 def test_the_gate_is_green(subject: Subject, gate: str, device: str) -> None:
-    assert run_gate(subject, gate, runner(device)).red == {}
+    checked = gate != "nonfinite" or not subject.name.startswith(NO_PLACE_FROM_VALUES)
+    assert run_gate(subject, gate, runner(device, checked=checked)).red == {}
 
 
 @each_device
 @each_kernel
 def test_planted_faults_turn_their_gate_red(subject: Subject, device: str) -> None:
-    report = run_faults(subject, runner(device))
+    report = run_faults(subject, runner(device, checked=False))
     assert report.unseen == []
     assert report.n_faults >= 6
 
@@ -127,7 +131,7 @@ def test_bytes_that_depend_on_where_slots_lie_turn_repeat_red() -> None:
 @pytest.mark.parametrize("table", list(tables()), ids=lambda t: t.name)
 def test_a_sample_of_the_rotary_sweep_is_within_its_bound(device: str, table: Table) -> None:
     step = 16 if device == METAL_HOST else 8
-    sweep = rotary_sweep(runner(device), table, step)
+    sweep = rotary_sweep(runner(device, checked=False), table, step)
     assert sweep.passed, sweep
     assert sweep.n_values >= 2 * 3 * 32 * (POSITIONS // step - CHUNK)
 
