@@ -26,7 +26,7 @@ def runner(name: str, *, checked: bool = True) -> DeviceRunner:
     return DeviceRunner(open_device(name, checked=checked))
 
 
-# Large kernels that compute no place from their values: that none of their accesses is astray is known without NaN.
+# Large kernels that compute no place from their values: without NaN it is known too that no access is astray.
 NO_PLACE_FROM_VALUES = ("attention_prep", "delta_rule", "expert_down", "expert_gate_up", "matmul")
 
 each_device = pytest.mark.parametrize("device", DEVICES)

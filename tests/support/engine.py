@@ -44,7 +44,8 @@ MAX_WINDOW = 64
 def open_device(name: str, seed: int = 1, *, checked: bool = True) -> core.Device:
     """Open one of DEVICES; threads of metal-host run in a random order of that seed, checked or quickly."""
     if name == METAL_HOST:
-        return core.open_device(METAL_HOST, 0, "random" if checked else "random, unchecked", shuffle_seed=seed)
+        order = "random" if checked else "random, unchecked"
+        return core.open_device(METAL_HOST, 0, order, shuffle_seed=seed)
     if name == CUDA:
         return core.open_device(CUDA)
     return core.open_device("cpu", 2, name)
