@@ -1,6 +1,6 @@
 """Record what transformers' processors make of pictures: python tests/data/make_media_transformers.py
 
-Needs the extra `oracle`. Writes media_transformers.json: grid and SHA-256 of the float32 patches of each
+Needs the extra `processors`. Writes media_transformers.json: grid and SHA-256 of the float32 patches of each
 picture of tests/tiny/media and of each golden video's frames, under the rules of the tiny checkpoint, and of
 pictures of noise (`noise`, tests/support/media_files.py) under the published ones.
 """
