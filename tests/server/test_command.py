@@ -69,7 +69,7 @@ def test_a_given_checkpoint_is_served_under_its_folders_name() -> None:
 
 @pytest.mark.skipif(METAL_HOST in DEVICES, reason="this build has metal-host")
 def test_a_build_without_metal_host_says_how_to_get_one() -> None:
-    refused = run("--device", METAL_HOST)
+    refused = run("--port", "0", "--device", METAL_HOST)
     assert refused.returncode != 0
     assert refused.stderr.splitlines()[-1] == (
         "flashnext-serve: this build has no metal-host device, which is for tests: pip install . "
