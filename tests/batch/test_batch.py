@@ -207,6 +207,30 @@ def test_other_lines_other_settings_and_another_model_are_refused(tmp_path: Path
     assert "line 1 as it was" in refused.stderr
 
 
+def test_lines_come_through_a_pipe_too_and_go_on(tmp_path: Path) -> None:
+    source, target = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    lines = [{"prompt": "a", "max_tokens": 1}, {"prompt": "b", "max_tokens": 1}]
+    answers: list[str] = []
+    for name, n in (("-", 1), ("/dev/stdin", 2)):
+        data = write(source, lines[:n]).read_text(encoding="utf-8")
+        command = [*BATCH, name, "-o", str(target)]
+        done = subprocess.run(command, input=data, capture_output=True, text=True, timeout=MOST_S)
+        assert done.returncode == 0 and f"{n} answers, 0 of them errors" in done.stdout, done.stderr
+        now = target.read_text(encoding="utf-8").splitlines()
+        assert (len(now), now[: n - 1]) == (n, answers)  # what was there has not been answered again
+        answers = now
+    gone = run(write(source, lines[:1]), target)
+    assert (gone.returncode, gone.stdout) == (1, "")
+    assert "('line-2') to line 2, and the input has no such line" in gone.stderr
+    assert target.read_text(encoding="utf-8").splitlines() == answers
+
+
+def test_standard_output_is_no_file_to_go_on_from(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["batch", "in.jsonl", "-o", "-"])
+    assert "expected a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("source", "target", "problem"),
     [

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashnext.batch.lines import Line, Reading, count_lines
+from flashnext.batch.lines import Line, Reading, survey
 from flashnext.batch.output import Output, written
 from flashnext.batch.work import PATIENCE_S, Answer, answer_lines
 from flashnext.errors import FlashnextError, InvalidArgument
@@ -23,7 +23,9 @@ READING = Reading(("/v1/chat/completions", "/v1/completions"), "tiny", max_bytes
 def lines_of(tmp_path: Path, data: bytes, reading: Reading = READING) -> list[Line]:
     path = tmp_path / "in.jsonl"
     path.write_bytes(data)
-    return list(reading.lines(path))
+    with path.open("rb") as file:
+        taken = survey(file, reading.max_bytes).taken
+        return list(replace(reading, taken=taken).lines(file))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,8 @@ def test_lines_are_numbered_as_editors_do_and_empty_ones_passed_over(tmp_path: P
         (1, "line-1", "/v1/completions"),
         (4, "line-4", "/v1/chat/completions"),
     ]
-    assert count_lines(tmp_path / "in.jsonl") == 2
+    with (tmp_path / "in.jsonl").open("rb") as file:
+        assert survey(file).n_lines == 2
     assert lines_of(tmp_path, b'{"prompt": "x"}')[0].body["model"] == "tiny"
 
 
@@ -79,6 +82,42 @@ def test_a_custom_id_counts_once_and_the_first_line_has_it(tmp_path: Path) -> No
     first, second = lines_of(tmp_path, line * 2)
     assert first.problem is None and second.problem is not None
     assert second.problem.code == "duplicate_custom_id"
+
+
+def test_a_second_line_is_told_which_one_has_its_custom_id_and_whether_that_is_a_request(
+    tmp_path: Path,
+) -> None:
+    right, wrong = b'{"custom_id": "a", "prompt": "x"}\n', b'{"custom_id": "a"}\n'
+    for before, words in ((right, "line 2 has"), (wrong, "line 2 is no request and has")):
+        lines = lines_of(tmp_path, b"\n" + before + right * 2)
+        found = [line.problem.message for line in lines[1:] if line.problem is not None]
+        assert found == [f"line {number}: {words} the custom_id 'a'" for number in (3, 4)]
+
+
+@pytest.mark.parametrize("given", ["line-3", "line\\u002d3", "\\u006cine-3"])
+@pytest.mark.parametrize("rest", [', "prompt": "x"', ""], ids=["a request", "no request"])
+def test_a_line_without_a_custom_id_never_has_one_that_another_line_gives_itself(
+    given: str, rest: str, tmp_path: Path
+) -> None:
+    plain = '{"prompt": "x"}'
+    other = f'{{"custom_id": "{given}"{rest}}}'
+    for texts in ([other, "", plain], [plain, other, plain], [plain, plain, plain, other], [other, "", "{"]):
+        lines = lines_of(tmp_path, "\n".join(texts).encode())
+        ids = {line.number: line.custom_id for line in lines}
+        expected = {n: f"line-{n}" for n, text in enumerate(texts, 1) if text}
+        assert ids == {**expected, 3: "line-3-2", texts.index(other) + 1: "line-3"}
+        assert all(line.problem is None or line.problem.code == "invalid_line" for line in lines)
+    texts = [other, '{"custom_id": "line-3-2", "prompt": "x"}', plain]
+    assert [line.custom_id for line in lines_of(tmp_path, "\n".join(texts).encode())] == [
+        "line-3", "line-3-2", "line-3-3",
+    ]  # fmt: skip
+
+
+def test_an_answer_by_another_name_is_another_one_and_all_else_stays(tmp_path: Path) -> None:
+    data = b'{"prompt": "x"}\n' * 3
+    before = lines_of(tmp_path, data)
+    after = lines_of(tmp_path, data + b'{"custom_id": "line-2", "prompt": "x"}\n')
+    assert [a.digest == b.digest for a, b in zip(before, after, strict=False)] == [True, False, True]
 
 
 def test_a_digest_is_of_the_text_the_seed_and_the_settings(tmp_path: Path) -> None:
@@ -180,7 +219,7 @@ class Asked:
 
 def work(path: Path, post: Asked, lines: list[Line], **more: Any) -> dict[int, Any]:
     with Output(path) as output:
-        asyncio.run(answer_lines(lines, output, post, **{"ahead": 4, "fingerprint": "fp", **more}))
+        asyncio.run(answer_lines(lines, output, post, **{"ahead": 4, **more}))
     answers = [json.loads(text) for text in path.read_text().splitlines()]
     return {int(one["id"].split("_")[2]): one for one in answers}
 
@@ -248,7 +287,6 @@ class Refusing:
                     output,
                     self,
                     ahead=2,
-                    fingerprint="fp",
                     waits=self.why.append,
                     clock_s=self.clock_s,
                 )
@@ -294,14 +332,6 @@ def test_an_engine_that_died_ends_the_batch_and_is_nobodys_answer(code: str, tmp
     with pytest.raises(FlashnextError, match=f"it is {code}"):
         work(path, Asked(good, busy(code, None)), [line(n) for n in range(1, 9)], ahead=1)
     assert [json.loads(text)["id"] for text in path.read_text().splitlines()] == [line(1).id]
-
-
-def test_what_another_model_answered_is_not_mixed_with_this_ones(tmp_path: Path) -> None:
-    path = tmp_path / "out.jsonl"
-    work(path, Asked(), [line(1)])
-    with pytest.raises(InvalidArgument, match=r"begun with another model, .* --context "):
-        work(path, Asked(), [line(1), line(2)], fingerprint="other")
-    assert len(path.read_text().splitlines()) == 1
 
 
 def test_a_full_disk_ends_the_batch_and_what_was_written_counts(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from flashnext.batch import output as output_module
-from flashnext.batch.lines import Line
+from flashnext.batch.lines import Line, Raw
 from flashnext.batch.output import Output, written
 from flashnext.errors import InvalidArgument
 
@@ -148,3 +148,65 @@ def test_an_order_that_cannot_be_written_leaves_the_file_as_it_was_and_nothing_b
             output.finish()
         assert [file.name for file in tmp_path.iterdir()] == ["out.jsonl"]
         assert path.read_bytes() == before
+
+
+def begin(path: Path, lines: list[Raw], fingerprint: str = "fp", *, retry: bool = False) -> list[int]:
+    with Output(path) as output:
+        output.begin(lines, fingerprint, retry=retry)
+        return sorted(output.done)
+
+
+def raw(number: int, digest: str = "a" * 16) -> Raw:
+    return Raw(number, digest, f"line-{number}", b"{}")
+
+
+def answered(path: Path, *numbers: int, failed: int = 0) -> bytes:
+    with Output(path) as output:
+        for number in numbers:
+            status = 400 if number == failed else 200
+            body: dict[str, Any] = {"error": {}} if number == failed else {"system_fingerprint": "fp"}
+            output.append(line(number), written(line(number), status, "req_1", body))
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("there", "lines", "problem"),
+    [
+        ((4, 2, 1), [raw(1), raw(2)], r"answer \('line-4'\) to line 4, and the input has no such line"),
+        ((1, 2, 3), [raw(1), raw(3)], r"answer \('line-2'\) to line 2, and the input has no such line"),
+        ((3, 1), [], r"answer \('line-1'\) to line 1, and the input has no such line"),
+        ((3, 1), [raw(1), raw(2), raw(3, "b" * 16)], r"answer \('line-3'\) to line 3 as it was"),
+    ],
+)
+def test_answers_to_other_lines_are_refused_before_anything_is_written(
+    there: tuple[int, ...], lines: list[Raw], problem: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "out.jsonl"
+    before = answered(path, *there, failed=1)
+    failed_is_wrong = not any(one.number == 1 for one in lines)
+    for retry in (False, True):
+        if retry and failed_is_wrong:  # that one is taken out, and the next one is told
+            problem = r"answer \('line-3'\) to line 3, and the input has no such line"
+        with pytest.raises(InvalidArgument, match=problem):
+            begin(path, lines, retry=retry)
+        assert path.read_bytes() == before
+
+
+def test_lines_without_an_answer_may_stand_anywhere_and_errors_are_taken_out_on_demand(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "out.jsonl"
+    answered(path, 4, 2, failed=2)
+    lines = [raw(number) for number in (1, 2, 3, 4, 6)]
+    assert begin(path, lines) == [2, 4]
+    assert begin(path, [raw(2, "b" * 16), raw(4)], retry=True) == [4]
+    assert begin(path, lines) == numbers(path) == [4]
+
+
+@pytest.mark.parametrize("retry", [False, True])
+def test_what_another_model_answered_is_not_mixed_with_this_ones(retry: bool, tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    before = answered(path, 1, 2, failed=2)
+    with pytest.raises(InvalidArgument, match=r"begun with another model, .* --context "):
+        begin(path, [raw(1), raw(2)], "other", retry=retry)
+    assert path.read_bytes() == before

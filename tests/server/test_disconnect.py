@@ -12,6 +12,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -30,10 +31,13 @@ PLAIN: dict[str, Any] = {"model": "tiny", "messages": SUM, "temperature": 0}
 
 def begin(server: ServerThread, **more: Any) -> http.client.HTTPConnection:
     """Send a request and do not read the answer."""
+    return post(server, "/v1/chat/completions", {**PLAIN, **more})
+
+
+def post(server: ServerThread, route: str, body: dict[str, Any]) -> http.client.HTTPConnection:
+    """Send a request to a route and do not read the answer."""
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    connection.request(
-        "POST", "/v1/chat/completions", json.dumps({**PLAIN, **more}), {"content-type": "application/json"}
-    )
+    connection.request("POST", route, json.dumps(body), {"content-type": "application/json"})
     return connection
 
 
@@ -104,6 +108,67 @@ def test_a_client_that_leaves_the_queue_is_forgotten(watched: ServerThread) -> N
         connection.close()
     require_idle_and_well(watched)
     assert watched.core.n_chunks == 2  # the first request's, and the plain one's
+
+
+FORMAT: dict[str, Any] = {"type": "json_schema", "schema": {"type": "integer"}}
+ROUTES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": SUM, "guided_json": FORMAT["schema"]},
+    "/v1/completions": {"prompt": "3 + 4 =", "guided_json": FORMAT["schema"]},
+    "/v1/responses": {"input": SUM, "text": {"format": {**FORMAT, "name": "sum"}}},
+    "/v1/messages": {"messages": SUM, "max_tokens": 9, "output_config": {"format": FORMAT}},
+}
+
+
+class Blocked:
+    """Work of another thread that does not come to its end until it is let go."""
+
+    def __init__(self, work: Callable[..., Any]) -> None:
+        self.begun, self.gate = threading.Event(), threading.Event()
+        self._work = work
+
+    def __call__(self, *arguments: Any) -> Any:
+        self.begun.set()
+        assert self.gate.wait(120), "the test did not let it go on"
+        return self._work(*arguments)
+
+
+def require_leaving_is_noticed(
+    server: ServerThread, blocked: Blocked, route: str, body: dict[str, Any]
+) -> None:
+    """A client that leaves while its request waits for other work gives its place back at once."""
+    queue = server.service.queue
+    try:
+        connection = post(server, route, {"model": "tiny", **body})
+        assert blocked.begun.wait(60), "nothing was begun"
+        assert queue.n_open == 1
+        connection.close()
+        until(lambda: queue.n_open == 0, "it was not noticed that the client had left", 30)
+    finally:
+        blocked.gate.set()
+    require_idle_and_well(server)
+    assert server.core.n_chunks == 1  # the plain request's
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_client_that_leaves_while_its_grammar_is_compiled_is_noticed(
+    route: str, stream: bool, watched: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grammars = watched.engine._grammars
+    blocked = Blocked(grammars._compile)
+    monkeypatch.setattr(grammars, "_compile", blocked)
+    require_leaving_is_noticed(watched, blocked, route, {**ROUTES[route], "stream": stream})
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_its_prompt_is_rendered_is_noticed(
+    stream: bool, watched: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = Blocked(watched.engine._read_prompt)
+    monkeypatch.setattr(watched.engine, "_read_prompt", blocked)
+    tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+    body = {"messages": SUM, "tools": [tool], "stream": stream}  # with tools another thread renders it
+    require_leaving_is_noticed(watched, blocked, "/v1/chat/completions", body)
 
 
 def test_many_clients_that_leave_at_any_moment_leave_nothing_behind(watched: ServerThread) -> None:

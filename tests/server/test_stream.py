@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -32,8 +32,18 @@ class Connection:
         return b"".join(m.get("body", b"") for m in self.sent).decode()
 
 
-def stream_of(batches: Batches, keepalive_s: float = 60, ends: list[bool] | None = None) -> EventStream:
-    return EventStream(batches, keepalive_s=keepalive_s, on_end=([] if ends is None else ends).append)
+async def send_stream(
+    batches: Batches,
+    connection: Connection,
+    send: Callable[[Any], Awaitable[None]] | None = None,
+    *,
+    keepalive_s: float = 60,
+    ends: list[bool] | None = None,
+) -> None:
+    on_end = ([] if ends is None else ends).append
+    there = while_there(connection.receive)
+    stream = EventStream(batches, there=there, keepalive_s=keepalive_s, on_end=on_end)
+    await stream({}, connection.receive, send or connection.send)
 
 
 def test_objects_are_framed_and_the_end_is_told() -> None:
@@ -46,7 +56,7 @@ def test_objects_are_framed_and_the_end_is_told() -> None:
 
     async def run() -> Connection:
         connection = Connection()
-        await stream_of(batches(), ends=ends)({}, connection.receive, connection.send)
+        await send_stream(batches(), connection, ends=ends)
         return connection
 
     connection = asyncio.run(run())
@@ -66,7 +76,7 @@ def test_a_silent_stream_is_kept_alive_by_comments() -> None:
             yield []  # nothing that the client sees
         yield [{}]
 
-    asyncio.run(stream_of(batches(), keepalive_s=0.1)({}, connection.receive, connection.send))
+    asyncio.run(send_stream(batches(), connection, keepalive_s=0.1))
     assert connection.text == ": still here\n\n" * 2 + "data: {}\n\ndata: [DONE]\n\n"
 
 
@@ -93,7 +103,7 @@ def test_the_objects_are_closed_when_the_client_goes(inside: bool) -> None:
                     raise OSError("broken pipe")
                 connection.gone.set()
 
-        await asyncio.wait_for(stream_of(batches(), ends=ends)({}, connection.receive, send), 10)
+        await asyncio.wait_for(send_stream(batches(), connection, send, ends=ends), 10)
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(run())

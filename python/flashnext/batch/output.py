@@ -17,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from flashnext.batch.lines import Line
+from flashnext.batch.lines import Line, Raw
 from flashnext.errors import InvalidArgument
+from flashnext.text.messages import cut
 
 _ID = re.compile(r"batch_req_([1-9]\d*)_([0-9a-f]{16})")
 _BEGIN = b'{"id":"batch_req_'
@@ -66,12 +67,11 @@ class Output:
         done: What is there, by the number of the line that it answers.
     """
 
-    def __init__(self, path: Path, *, retry: bool = False) -> None:
+    def __init__(self, path: Path) -> None:
         """Open it, or make it; half a line at its end, of a process that was killed, is cut off.
 
         Args:
             path: Of the file.
-            retry: Leave out errors that are there, so that their lines are answered again.
 
         Raises:
             InvalidArgument: It is not the output of a batch, or another process is writing it.
@@ -85,8 +85,6 @@ class Output:
         self._fd = self._open()
         try:
             self.done = self._scan()
-            if retry and self.n_failed:
-                self._rewrite([one for one in self.done.values() if not one.failed])
         except BaseException:
             os.close(self._fd)
             raise
@@ -104,6 +102,45 @@ class Output:
         """Lines that are errors."""
         return sum(one.failed for one in self.done.values())
 
+    def begin(self, lines: Iterable[Raw], fingerprint: str, *, retry: bool = False) -> None:
+        """Make sure that all that is there answers these lines, before anything is written.
+
+        Args:
+            lines: All of the input.
+            fingerprint: Of what answers.
+            retry: Leave out errors that are there, so that their lines are answered again.
+
+        Raises:
+            InvalidArgument: It has answers to other lines, or of another model.
+            OSError: Lines cannot be read, or the file not be written.
+        """
+        others = {one.fingerprint for one in self.done.values()} - {None, fingerprint}
+        if others:
+            raise InvalidArgument(
+                f"{self.path.name} was begun with another model, number format, version or --context "
+                f"({', '.join(sorted(map(str, others)))}, and this one is {fingerprint}); take the former "
+                "one, or another file for the output"
+            )
+        kept = [one for one in self.done.values() if not (retry and one.failed)]
+        expected = sorted(kept, key=lambda one: one.number)
+        n = 0
+        for line in lines if expected else ():
+            if line.number < expected[n].number:
+                continue
+            if line.number > expected[n].number:
+                break
+            self._require_same(expected[n], line.digest)
+            n += 1
+            if n == len(expected):
+                break
+        if n < len(expected):
+            raise InvalidArgument(
+                f"{self._told(expected[n])}, and the input has no such line or an empty one; give the input "
+                "its lines back, or take another file for the output"
+            )
+        if len(kept) < len(self.done):
+            self._rewrite(kept)
+
     def has(self, line: Line) -> bool:
         """Whether a line has been answered.
 
@@ -111,13 +148,21 @@ class Output:
             InvalidArgument: One of this number has, that said something else.
         """
         found = self.done.get(line.number)
-        if found is not None and found.digest != line.digest:
-            raise InvalidArgument(
-                f"{self.path.name} has an answer to line {line.number} as it was with another text, other "
-                "settings, another --seed or another model; take the former ones, or another "
-                "file for the output"
-            )
+        if found is not None:
+            self._require_same(found, line.digest)
         return found is not None
+
+    def _require_same(self, done: Done, digest: str) -> None:
+        if done.digest != digest:
+            raise InvalidArgument(
+                f"{self._told(done)} as it was with another text or custom_id, other settings, another "
+                "--seed or another model; take the former ones, or another file for the output"
+            )
+
+    def _told(self, done: Done) -> str:
+        answer = json.loads(os.pread(self._fd, done.end - done.start, done.start))
+        name = cut(ascii(answer.get("custom_id")), 100)
+        return f"{self.path.name} has an answer ({name}) to line {done.number}"
 
     def append(self, line: Line, answer: dict[str, Any]) -> None:
         """Write an answer.

@@ -10,7 +10,7 @@ from typing import Any
 
 from flashnext.batch.lines import Line
 from flashnext.batch.output import Output, refused, written
-from flashnext.errors import FlashnextError, InvalidArgument
+from flashnext.errors import FlashnextError
 from flashnext.text.jsontext import dumps
 
 
@@ -47,7 +47,6 @@ async def answer_lines(
     post: Post,
     *,
     ahead: int,
-    fingerprint: str,
     told: Callable[[Line, bool], object] = lambda line, failed: None,
     waits: Callable[[str], object] = lambda why: None,
     clock_s: Callable[[], float] = time.monotonic,
@@ -56,26 +55,18 @@ async def answer_lines(
 
     Args:
         lines: Taken one by one, as there is room.
-        output: Where answers go.
+        output: Where answers go; it has been begun.
         post: What answers.
         ahead: Most lines that are open at a time.
-        fingerprint: Of what answers.
         told: Called for each line with whether its answer is an error, also for those that had one.
         waits: Told why, where all open lines are refused for now; once, until one is answered.
         clock_s: A clock that never goes back.
 
     Raises:
-        InvalidArgument: The output belongs to other lines, or to another model.
+        InvalidArgument: The output belongs to other lines.
         FlashnextError: The engine failed; what has been answered is in the output.
         OSError: Lines cannot be read, or answers not be written.
     """
-    others = {one.fingerprint for one in output.done.values()} - {None, fingerprint}
-    if others:
-        raise InvalidArgument(
-            f"{output.path.name} was begun with another model, number format, version or --context "
-            f"({', '.join(sorted(map(str, others)))}, and this one is {fingerprint}); take the former one, "
-            "or another file for the output"
-        )
     places = asyncio.Semaphore(ahead)
     asking = _Asking(post, waits, clock_s)
 

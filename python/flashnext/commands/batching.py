@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -42,9 +41,11 @@ def batch(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int
         "Run the same line again to go on after an interruption. The exit status is 0 when all lines have "
         f"replies, {SOME_FAILED} when some have errors, 1 when the rest could not be answered."
     )
-    parser.add_argument("input", type=Path, help="JSONL: a request on each line (docs/batch.md)")
     parser.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="FILE", help="JSONL: an answer to each line"
+        "input", help="JSONL: a request on each line (docs/batch.md); a file, a pipe, or - for standard input"
+    )
+    parser.add_argument(
+        "-o", "--output", type=_output, required=True, metavar="FILE", help="JSONL: an answer to each line"
     )
     parser.add_argument("--retry", action="store_true", help="answer lines again whose answers are errors")
     parser.add_argument(
@@ -109,7 +110,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _answer(args: argparse.Namespace) -> tuple[int, int, str]:
     """Answer all lines; returns how many have answers, how many of these are errors, and how fast it went."""
-    from flashnext.batch.lines import Reading, count_lines
+    from flashnext.batch.source import opened
+
+    with opened(args.input, args.output) as source:
+        return _answer_lines(args, source)
+
+
+def _answer_lines(args: argparse.Namespace, source: BinaryIO) -> tuple[int, int, str]:
+    from flashnext.batch.lines import Reading, survey
     from flashnext.batch.output import Output
     from flashnext.batch.work import answer_lines
     from flashnext.engine.engine import BUNDLED, Engine
@@ -117,12 +125,10 @@ def _answer(args: argparse.Namespace) -> tuple[int, int, str]:
     from flashnext.server.log import set_up
     from flashnext.server.offline import URLS, Offline
 
-    n_lines = count_lines(args.input)
-    if args.output.exists() and os.path.samefile(args.input, args.output):
-        raise InvalidArgument(f"--output {args.output}: this is the input; choose another file")
+    found = survey(source)
     path, name = find_model(args.model or BUNDLED, args.offline)
     settings = _settings(args, clean_text(name))
-    with Output(args.output, retry=args.retry) as output:
+    with Output(args.output) as output:
         set_up("warning", "auto")
         with Engine(
             path,
@@ -141,22 +147,33 @@ def _answer(args: argparse.Namespace) -> tuple[int, int, str]:
             offline = Offline(engine, settings)
             fingerprint = offline.service.fingerprint
             key = f"{fingerprint} {asdict(settings.defaults)}"
-            reading = Reading(URLS, settings.names[0], args.seed, key)
-            bar = _Bar(n_lines, engine)
+            reading = Reading(URLS, settings.names[0], args.seed, key, found.taken)
+            output.begin(reading.raws(source), fingerprint, retry=args.retry)
+            bar = _Bar(found.n_lines, engine)
             with bar.shown():
                 asyncio.run(
                     answer_lines(
-                        reading.lines(args.input),
+                        reading.lines(source),
                         output,
                         partial(_post, offline),
                         ahead=AHEAD * engine.parallel,
-                        fingerprint=fingerprint,
                         told=bar.told,
                         waits=bar.waits,
                     )
                 )
         output.finish()
         return len(output.done), output.n_failed, bar.speed
+
+
+def _output(text: str) -> Path:
+    """Read where answers go.
+
+    Raises:
+        argparse.ArgumentTypeError: To standard output, from which nothing can be read.
+    """
+    if text == "-":
+        raise argparse.ArgumentTypeError("expected a file, which is read to go on, found - (standard output)")
+    return Path(text)
 
 
 def _settings(args: argparse.Namespace, name: str) -> Settings:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
-from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive
 
 from flashnext.engine.events import Event, Reply
 from flashnext.engine.request import AsyncRequest, arrivals
@@ -50,7 +50,8 @@ class Answer(Protocol):
 class Running:
     """Replies that are being written, and what has to happen at their end, whoever brings it about.
 
-    A context that ends them where it is left by an error; else the response that `respond` makes does.
+    A context, for the task that answers the request, that ends them where it is left by an error; else the
+    response that `respond` makes does. A client is looked for from its beginning to the end of the response.
 
     Attributes:
         requests: The replies.
@@ -58,14 +59,19 @@ class Running:
         left: Whether nobody reads the response any more.
     """
 
-    def __init__(self, timeout_s: float, keepalive_s: float, told: Callable[[Running], None]) -> None:
+    def __init__(
+        self, receive: Receive, timeout_s: float, keepalive_s: float, told: Callable[[Running], None]
+    ) -> None:
         """Begin without replies.
 
         Args:
+            receive: Tells that the client is gone; the request's body must have been read.
             timeout_s: Longest time that they may take; 0 for any.
             keepalive_s: Longest time that a stream may be silent.
             told: Called once at the end.
         """
+        self._receive = receive
+        self._there = AsyncExitStack()
         self._timeout_s = timeout_s
         self._keepalive_s = keepalive_s
         self._told = told
@@ -80,33 +86,46 @@ class Running:
         """Enter a context that ends with the replies."""
         self._cleanup.enter_context(place)
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
+        await self._there.enter_async_context(while_there(self._receive))
         if self._timeout_s:
             timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
             self._cleanup.callback(timer.cancel)
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None:
-            if isinstance(error, Exception) and not isinstance(error, ClientGone):
-                self.error = error
-            self._end(left=isinstance(error, ClientGone))
+        """End what an error has left.
 
-    async def respond(self, http: Request, answer: Answer, *, stream: bool) -> Response:
+        Raises:
+            ClientGone: The client left.
+        """
+        try:
+            await self._there.__aexit__(kind, error, traceback)
+        except ClientGone:
+            self._end(left=True)
+            raise
+        if error is not None:
+            if isinstance(error, Exception):
+                self.error = error
+            self._end(left=False)
+
+    async def respond(self, answer: Answer, *, stream: bool) -> Response:
         """Write the response; it ends the replies in any case, in a stream with its own end.
 
         Raises:
-            ClientGone: The client left before the response was whole.
             Exception: What ended one of the replies.
         """
         if stream:
             return EventStream(
-                self._batches(answer), answer.framing, keepalive_s=self._keepalive_s, on_end=self._end
+                self._batches(answer),
+                answer.framing,
+                there=self._there.pop_all(),
+                keepalive_s=self._keepalive_s,
+                on_end=self._end,
             )
-        async with while_there(http.receive):
-            replies = await self._results()
+        replies = await self._results()
         data = await worked_out(lambda: answer.whole(replies), sum(map(_told_bytes, replies)))
         response = Response(data, media_type="application/json")
         self._end(left=False)

@@ -26,7 +26,7 @@ async def chat(service: Service, http: Request) -> Response:
 
     body, (asked, sampling, turn) = await read_body(http, service.settings, read)
     engine = service.engine
-    with service.begin(http, body, asked.n) as running:
+    async with service.begin(http, body, asked.n) as running:
         prompt = await engine.read_async(turn.messages, tools=turn.tools, options=turn.options)
         running.requests = await service.choices(prompt, sampling, asked.n, parameters="function.parameters")
         answer = ChatResponse(
@@ -42,4 +42,4 @@ async def chat(service: Service, http: Request) -> Response:
             new_call_id=lambda: f"call_{service.new_id()}",
             logprobs=ChatLogprobs(engine.tokenizer) if asked.logprobs else None,
         )
-        return await running.respond(http, answer, stream=asked.stream)
+        return await running.respond(answer, stream=asked.stream)

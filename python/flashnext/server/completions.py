@@ -31,7 +31,7 @@ async def completions(service: Service, http: Request) -> Response:
     body, (asked, sampling, prompts) = await read_body(http, service.settings, read)
     engine = service.engine
     n = len(prompts) * asked.n
-    with service.begin(http, body, n, "n" if len(prompts) == 1 else "prompt") as running:
+    async with service.begin(http, body, n, "n" if len(prompts) == 1 else "prompt") as running:
         choices: list[Choice] = []
         n_scores = 0
         for number, prompt in enumerate(prompts):
@@ -72,4 +72,4 @@ async def completions(service: Service, http: Request) -> Response:
             end_usage=asked.stream_usage,
             each_usage=asked.stream_options.continuous_usage_stats,
         )
-        return await running.respond(http, answer, stream=asked.stream)
+        return await running.respond(answer, stream=asked.stream)

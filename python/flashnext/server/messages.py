@@ -26,7 +26,7 @@ async def create(service: Service, http: Request) -> Response:
 
     body, (asked, sampling, turn) = await read_body(http, service.settings, read)
     engine = service.engine
-    with service.begin(http, body, 1) as running:
+    async with service.begin(http, body, 1) as running:
         prompt = await engine.read_async(turn.messages, tools=turn.tools, options=turn.options)
         running.requests = await service.choices(prompt, sampling, 1, parameters="input_schema")
         (request,) = running.requests
@@ -39,7 +39,7 @@ async def create(service: Service, http: Request) -> Response:
             prompt_ids=request.prompt_ids,
             new_id=service.new_id,
         )
-        return await running.respond(http, answer, stream=asked.stream)
+        return await running.respond(answer, stream=asked.stream)
 
 
 async def count(service: Service, http: Request) -> Response:

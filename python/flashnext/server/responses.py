@@ -48,7 +48,7 @@ async def create(service: Service, http: Request) -> Response:
             service.responses.put(response_id, Kept(response, asked.encoded, chat))
 
     engine = service.engine
-    with service.begin(http, body, 1) as running:
+    async with service.begin(http, body, 1) as running:
         with told_as(messages="input"):
             prompt = await engine.read_async(turn.messages, tools=turn.tools, options=turn.options)
             running.requests = await service.choices(prompt, sampling, 1, parameters="parameters")
@@ -66,7 +66,7 @@ async def create(service: Service, http: Request) -> Response:
             logprobs=ChatLogprobs(engine.tokenizer) if asked.tells_logprobs else None,
             keep=keep,
         )
-        return await running.respond(http, answer, stream=asked.stream)
+        return await running.respond(answer, stream=asked.stream)
 
 
 async def count(service: Service, http: Request) -> Response:

@@ -149,7 +149,7 @@ class Service:
             if self.settings.record is not None:
                 self._record(detail["id"], http.url.path, body, running.requests)
 
-        running = Running(self.settings.timeout_s, self.settings.keepalive_s, told)
+        running = Running(http.receive, self.settings.timeout_s, self.settings.keepalive_s, told)
         running.hold(self.queue.place(n, field))
         return running
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,6 +121,7 @@ class EventStream(Response):
         batches: AsyncGenerator[Sequence[Chunk]],
         framing: Framing = CHUNKS,
         *,
+        there: AbstractAsyncContextManager[object],
         keepalive_s: float,
         on_end: Callable[[bool], object],
     ) -> None:
@@ -129,6 +130,7 @@ class EventStream(Response):
         Args:
             batches: What to send; the objects of a batch go out together, and there may be none in it.
             framing: How they are written.
+            there: Is left as soon as the client is gone; it may have been entered before.
             keepalive_s: A client that has been sent nothing for this long is sent that all is well.
             on_end: Called once at the end with whether the client was gone before it.
         """
@@ -136,6 +138,7 @@ class EventStream(Response):
         del self.headers["content-length"]
         self._batches = batches
         self._framing = framing
+        self._there = there
         self._keepalive_s = keepalive_s
         self._on_end = on_end
         self._sent_s = 0.0  # when something was sent last, by the event loop's clock
@@ -145,7 +148,7 @@ class EventStream(Response):
         left = True
         try:
             with suppress(ClientGone, OSError):
-                async with while_there(receive):
+                async with self._there:
                     await self._send(send)
                 left = False
         finally:
