@@ -120,7 +120,7 @@ class Compiler:
             choices = json.loads(grammar.source)
             if any(len(one) > regexes.MAX_POSITIONS for one in choices):
                 raise GrammarError(f"a text of more than {regexes.MAX_POSITIONS} characters is not supported")
-            rules = " | ".join(lark_text(one) for one in choices)
+            rules = " | ".join(lark.literal(one) for one in choices)
             source = LLMatcher.grammar_from_lark(f"start: {rules}")
         elif grammar.kind == "calls":
             source = LLMatcher.grammar_from_lark(self._calls(grammar))
@@ -241,11 +241,6 @@ def _wrong_regex(pattern: str) -> str:
         return wrong
     wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern), limits=_LIMITS)
     return first_line(wrong) if wrong and not wrong.startswith("WARNING") else ""
-
-
-def lark_text(text: str) -> str:
-    """Write some text as a literal of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def first_line(error: str) -> str:

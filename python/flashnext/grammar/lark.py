@@ -154,6 +154,11 @@ def _keyword(word: str, text: str, at: int, body: list[_Token], check_schema: Ca
     return end
 
 
+def literal(text: str) -> str:
+    """Write some text as a literal of a grammar."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
 def _require_no_control(tokens: str, control_ids: Collection[int]) -> None:
     found = _IDS.fullmatch(tokens)
     if found is None:
