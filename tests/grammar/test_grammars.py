@@ -164,8 +164,8 @@ def test_a_regex_that_cannot_be_matched_is_refused(pattern: str) -> None:
 
 
 def test_a_choice_is_one_of_its_texts() -> None:
-    compiled = compiler().compile(Grammar.choice(["yes", "yes, please", 'say "no"\n']))
-    assert all(accepts(compiled, text) for text in ("yes", "yes, please", 'say "no"\n'))
+    compiled = compiler().compile(Grammar.choice(["yes", "yes, please", 'say "no"\n', "a\x7f"]))
+    assert all(accepts(compiled, text) for text in ("yes", "yes, please", 'say "no"\n', "a\x7f"))
     assert not any(accepts(compiled, text) for text in ("ye", "no", "yes,"))
     for wrong in ([], [""], [1], "yes"):
         with pytest.raises(GrammarError):

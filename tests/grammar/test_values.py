@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 from flashnext.grammar import Grammar, GrammarError
 from flashnext.grammar.schema import MAX_PATTERNS, MAX_PROPERTIES
+from flashnext.grammar.tools import CLOSING
 from flashnext.text.arguments import arguments_json
 from support.grammars import accepts, compiler
 
@@ -64,6 +65,11 @@ VALUES: list[tuple[Any, Any, list[str], list[str]]] = [
     ({"type": "string", "pattern": r"a\$"}, None, ["xa$y"], ["xa"]),
     ({"type": "string", "pattern": "^(a|b)$"}, None, ["a", "b"], ["ab"]),
     ({"type": "string", "pattern": "[$€^]1"}, None, ["x$1"], ["x1"]),
+    ({"type": "string", "pattern": r"[]$]1[\]^]"}, None, ["x$1^"], ["x1^"]),
+    ({"type": "string", "pattern": "a|b"}, None, ["17 b", "a"], ["17", f"17{CLOSING}<parameter=y>\nab"]),
+    ({"type": "string", "minLength": 9}, None, ["123456789"],
+     ["1234", f"1{CLOSING}</function>\n", "1</parameter>1"]),
+    ({"enum": ["a\x7f"]}, None, ["a\x7f"], ["a"]),
     ({"enum": ["a", "bcd"], "maxLength": 2}, None, ["a"], ["bcd"]),
     ({"anyOf": [{"$ref": "#/properties/x"}, {"type": "string", "maxLength": 1}]}, None, ["a"], ["ab"]),
     ({"$ref": "#/$defs/any"}, {"any": True}, ["text", "1"], []),

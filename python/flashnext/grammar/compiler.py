@@ -11,6 +11,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
+from flashnext.grammar import lark, regexes
 from flashnext.grammar import schema as schemas
 from flashnext.grammar.spec import Grammar, GrammarError
 from flashnext.grammar.tools import calls_lark
@@ -21,20 +22,17 @@ WHITE_SPACE = r"[ ]|\n[ ]{0,32}"
 # Of JSON within a grammar that is written here: the place in that, of which nobody knows.
 _PLACE = re.compile(r"\Aat \d+\(\d+\): failed to compile JSON schema: ")
 
-MAX_REGEX_CHARS = 16_384
-MAX_NESTING = 100
-"""Deepest brackets of a regex or a grammar."""
 _DIAGNOSED = 256
 """Schemas within one that are tried alone, to say where it fails."""
 
 # Work is counted, not timed, so that what is refused is the same on every machine: a grammar is built in at
 # most about a second, a mask in some milliseconds.
 _LIMITS = LLParserLimits(
-    initial_lexer_fuel=2_000_000,
-    step_lexer_fuel=200_000,
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=50_000,
     step_max_items=50_000,
     max_items_in_row=4_096,  # of which each property that may come next has four
-    max_lexer_states=50_000,
+    max_lexer_states=20_000,
     max_grammar_size=200_000,
     verbose_errors=False,
 )
@@ -119,12 +117,19 @@ class Compiler:
                 raise GrammarError(wrong)
             source = LLMatcher.grammar_from_regex(grammar.source)
         elif grammar.kind == "choice":
-            rules = " | ".join(lark_text(one) for one in json.loads(grammar.source))
+            choices = json.loads(grammar.source)
+            if any(len(one) > regexes.MAX_POSITIONS for one in choices):
+                raise GrammarError(f"a text of more than {regexes.MAX_POSITIONS} characters is not supported")
+            rules = " | ".join(lark.literal(one) for one in choices)
             source = LLMatcher.grammar_from_lark(f"start: {rules}")
         elif grammar.kind == "calls":
             source = LLMatcher.grammar_from_lark(self._calls(grammar))
         elif grammar.kind == "lark":
-            _require_shallow_text(grammar.source)
+            lark.check(
+                grammar.source,
+                {*self.vocabulary.control_ids.values(), *self.vocabulary.end_ids},
+                lambda schema: self._checked(schema, strict=False),
+            )
             source = LLMatcher.grammar_from_lark(grammar.source)
         else:
             raise GrammarError(f"unknown kind {grammar.kind!r}")
@@ -232,36 +237,10 @@ def _of_schema(schema: Any) -> str:
 
 def _wrong_regex(pattern: str) -> str:
     """Say what is wrong with a regular expression; "" for nothing."""
-    if len(pattern) > MAX_REGEX_CHARS:
-        return f"a regular expression of {len(pattern)} characters, at most {MAX_REGEX_CHARS} are supported"
-    if nesting(pattern) > MAX_NESTING:
-        return f"brackets are nested deeper than {MAX_NESTING}"
-    if re.search(r"(?<!\\)(?:\\\\)*\(\?(?:<?[=!])", pattern):
-        return "look-around is not supported in a regular expression"
+    if wrong := regexes.problem(pattern):
+        return wrong
     wrong = LLMatcher.validate_grammar(LLMatcher.grammar_from_regex(pattern), limits=_LIMITS)
     return first_line(wrong) if wrong and not wrong.startswith("WARNING") else ""
-
-
-def _require_shallow_text(text: str) -> None:
-    if nesting(text) > MAX_NESTING:
-        raise GrammarError(f"brackets are nested deeper than {MAX_NESTING}")
-
-
-def nesting(text: str) -> int:
-    """Find how deep brackets are nested, at most."""
-    depth = most = 0
-    for char in text:
-        if char in "([{":
-            depth += 1
-            most = max(most, depth)
-        elif char in ")]}":
-            depth = max(0, depth - 1)
-    return most
-
-
-def lark_text(text: str) -> str:
-    """Write some text as a literal of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
 
 
 def first_line(error: str) -> str:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
 from flashnext.grammar.spec import GrammarError
+from flashnext.grammar.work import Node, Work, require_few_ways
 
 MAX_DEPTH = 64
 """Deepest nesting of values in a schema."""
@@ -54,15 +54,6 @@ _INDEX = re.compile(r"[0-9]{1,9}")
 
 _COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 _NUMBERS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
-
-
-@dataclass(frozen=True)
-class Node:
-    """A schema within a schema."""
-
-    schema: Any
-    pointer: str
-    depth: int
 
 
 def nodes(root: Any, pointer: str = "") -> Iterator[Node]:
@@ -129,6 +120,7 @@ def check(root: Any, *, strict: bool, check_pattern: Callable[[str], str]) -> An
         raise GrammarError(f"{draft!r} is no draft of JSON schema that is known here"[:300], "/$schema")
     check_pattern = _bounded(check_pattern)
     known: set[int] = set()
+    work = Work()
     places: list[tuple[Any, str]] = [(root, "")]
     while places:
         for node in nodes(*places.pop()):
@@ -141,11 +133,13 @@ def check(root: Any, *, strict: bool, check_pattern: Callable[[str], str]) -> An
                 raise GrammarError(f"it holds more than {MAX_SCHEMAS} schemas")
             _check_keywords(node)
             _check_values(node, check_pattern)
+            work.add(node)
             if "$ref" in node.schema:
                 # What is referred to may stand where no keyword holds schemas.
                 places.append((_check_ref(root, node), node.schema["$ref"].removeprefix("#")))
             if strict:
                 _check_strict(node)
+    require_few_ways(work.schemas, root, resolve)
     return _without_neutral(root)
 
 

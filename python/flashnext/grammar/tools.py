@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from flashnext.grammar import lark
 from flashnext.grammar import schema as schemas
 from flashnext.grammar.spec import GrammarError
 from flashnext.grammar.values import Alternatives, alternatives, is_constrained, searched
@@ -124,9 +125,9 @@ class _Rules:
         given = [schema["const"]] if "const" in schema else schema.get("enum")
         if given is not None:
             return self._one_of(given, schema, least, None if most is None else int(most))
-        # Ends at the first closing: whatever the terms allow, text goes no further.
         length = f"{{{least},{'' if most is None else int(most)}}}"
-        terms = [f"/(?s:.){length}/"]
+        # No closing stands in the text, also where the other terms ask for more than is there.
+        terms = [f"/(?s:.){length}/", r"~/(?s:.*)<\/parameter>(?s:.*)/"]
         if "pattern" in schema:
             terms.insert(0, f"/{searched(schema['pattern'])}/")
         if with_brackets:
@@ -203,4 +204,4 @@ def _moved(value: Any) -> Any:
 
 
 def _text(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    return lark.literal(text)

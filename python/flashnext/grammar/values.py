@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from flashnext.grammar import schema as schemas
+from flashnext.grammar.regexes import parts
 from flashnext.grammar.spec import GrammarError
 
 _CONSTRAINTS = frozenset({"enum", "const", "pattern", "minLength", "maxLength"})
@@ -180,32 +181,28 @@ def searched(pattern: str) -> str:
     Raises:
         GrammarError: It is anchored elsewhere than at its two ends.
     """
-    bare = _bare(pattern)
+    found = list(parts(pattern))
     head = tail = "(?s:.*)"
-    if not _has_alternatives(bare):
-        if pattern.startswith("^"):
-            pattern, bare, head = pattern[1:], bare[1:], ""
-        if bare.endswith("$") and pattern.endswith("$"):
-            pattern, bare, tail = pattern[:-1], bare[:-1], ""
-    if re.search(r"[\^$]", bare):
+    if not _has_alternatives(found):
+        if found and found[0] == ("anchor", "^"):
+            found, head = found[1:], ""
+        if found and found[-1] == ("anchor", "$"):
+            found, tail = found[:-1], ""
+    if any(kind == "anchor" for kind, _ in found):
         raise GrammarError(
             "a pattern with anchors elsewhere than at its ends is not supported for the text of a call",
             "/pattern",
         )
-    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", pattern, flags=re.DOTALL)
+    bare = "".join(text for _, text in found)
+    escaped = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", bare, flags=re.DOTALL)
     return f"{head}({escaped}){tail}"
 
 
-def _bare(pattern: str) -> str:
-    """Replace what is escaped, and classes of characters, by something that means nothing."""
-    return re.sub(r"\[\^?\]?[^\]]*\]", "_", re.sub(r"\\.", "_", pattern, flags=re.DOTALL))
-
-
-def _has_alternatives(bare: str) -> bool:
-    """Whether an expression has alternatives outside of its groups."""
+def _has_alternatives(found: Sequence[tuple[str, str]]) -> bool:
+    """Whether an expression, by its parts, has alternatives outside of its groups."""
     depth = 0
-    for char in bare:
-        depth += (char == "(") - (char == ")")
-        if char == "|" and depth == 0:
+    for kind, _ in found:
+        depth += (kind == "open") - (kind == "close")
+        if kind == "or" and depth == 0:
             return True
     return False
