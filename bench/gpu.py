@@ -168,9 +168,10 @@ def written(value: Any, indent: str = "") -> str:
         return f"{value:.6g}"
     inner = [*value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
     if not any(isinstance(one, (dict, list)) for one in inner):
-        return json.dumps(json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.6g}")))
+        rounded = json.loads(json.dumps(value), parse_float=lambda text: float(f"{float(text):.6g}"))
+        return json.dumps(rounded, separators=(",", ":"))
     further = indent + " "
-    names = [f"{json.dumps(str(name))}: " for name in value] if isinstance(value, dict) else [""] * len(value)
+    names = [f"{json.dumps(str(name))}:" for name in value] if isinstance(value, dict) else [""] * len(value)
     lines = ",\n".join(
         f"{further}{name}{written(one, further)}" for name, one in zip(names, inner, strict=True)
     )
