@@ -138,7 +138,7 @@ def record(folder: str, out: str) -> None:
                 line["token_ids"] = list(ids["input_ids"])
             except jinja2.TemplateError as e:
                 line["refusal"] = e.message
-            lines.append(json.dumps(line))
+            lines.append(json.dumps(line, separators=(",", ":")))
     Path(out).write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
     print(f"{len(lines)} renderings by transformers {transformers.__version__}")
 

@@ -75,7 +75,8 @@ def main() -> None:
         bits = module.inv_freq.view(torch.int32).tolist()
         out[name] = {"text_config": text, "bits": bits, "attention_factor": float(module.attention_scaling)}
     made_with = {"transformers": transformers.__version__, "torch": torch.__version__.partition("+")[0]}
-    lines = ",\n".join(f"{json.dumps(name)}: {json.dumps(case)}" for name, case in out.items())
+    compact = json.JSONEncoder(separators=(",", ":")).encode
+    lines = ",\n".join(f"{compact(name)}:{compact(case)}" for name, case in out.items())
     content = f'{{"made_with": {json.dumps(made_with)},\n"cases": {{\n{lines}\n}}}}\n'
     Path(__file__).with_name("rope_transformers.json").write_text(content)
 
