@@ -26,7 +26,7 @@ def main() -> None:
                 scales, biases = (np.array(part.view(mx.uint16)) for part in parts[1:])
                 digests[f"{bits} bits, group {group}, {name}"] = digest(weights, words, scales, biases)
     out = {"made_with": {"mlx": version("mlx")}, "digests": digests}
-    Path(__file__).with_name("quantize_mlx.json").write_text(json.dumps(out, indent=1) + "\n")
+    Path(__file__).with_name("quantize_mlx.json").write_text(json.dumps(out, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":
