@@ -121,6 +121,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("alternatives without end", doubled(200), "/properties/x"),
     ("too many alternatives", doubled(40), "/properties/x"),
     ("too many copies", copied(500), "/properties/p17"),
+    ("text that has to be very long", valued({"minLength": 2001}), "/properties/x/minLength"),
     ("said twice", valued({"type": "string", "minLength": 1, "allOf": [{"minLength": 2}]}), "/properties/x"),
     ("no text is left", valued({"type": "string", "enum": [1]}), "/properties/x"),
     ("no const is left", valued({"type": "string", "const": "ab", "maxLength": 1}), "/properties/x/const"),
