@@ -164,13 +164,13 @@ class Compiler:
             several=several,
             first=first,
             tags=self.vocabulary.control_ids,
-            check=lambda schema: self._checked(schema, strict=False),
+            check=lambda schema: self._checked(schema, strict=False, annotate=True),
             json_rule=lambda schema: f"%json {json.dumps(_with_white_space(schema))}",
             text=text,
         )
 
-    def _checked(self, schema: Any, strict: bool) -> Any:
-        return schemas.check(schema, strict=strict, check_pattern=_wrong_regex)
+    def _checked(self, schema: Any, strict: bool, annotate: bool = False) -> Any:
+        return schemas.check(schema, strict=strict, check_pattern=_wrong_regex, annotate=annotate)
 
     def _json(self, schema: Any, strict: bool) -> str:
         return _of_schema(self._checked(schema, strict))

@@ -16,6 +16,8 @@ MAX_SCHEMAS = 8192
 """Most schemas within one."""
 MAX_PROPERTIES = 1000
 """Most properties of one object: all that may come next are looked at for each mask."""
+MAX_EXACT = 2**53
+"""Largest integer up to which a double, by which numbers are enforced, holds each."""
 MAX_PATTERNS = 512
 """Most different regular expressions within one, each of which has to be compiled."""
 
@@ -100,13 +102,14 @@ def _within(node: Node) -> Iterator[Node]:
             yield Node(one, f"{node.pointer}/{key}/{escape(name)}", node.depth + 1)
 
 
-def check(root: Any, *, strict: bool, check_pattern: Callable[[str], str]) -> Any:
+def check(root: Any, *, strict: bool, check_pattern: Callable[[str], str], annotate: bool = False) -> Any:
     """Check a schema.
 
     Args:
         root: The schema.
         strict: Whether its objects have to be closed and their properties required.
         check_pattern: Says what is wrong with a regular expression, "" for nothing.
+        annotate: Whether a format that is not known is an annotation, and not refused.
 
     Returns:
         The schema without keywords whose values ask for nothing.
@@ -132,7 +135,8 @@ def check(root: Any, *, strict: bool, check_pattern: Callable[[str], str]) -> An
             if len(known) > MAX_SCHEMAS:
                 raise GrammarError(f"it holds more than {MAX_SCHEMAS} schemas")
             _check_keywords(node)
-            _check_values(node, check_pattern)
+            _check_values(node, check_pattern, annotate)
+            _check_exact(node)
             work.add(node)
             if "$ref" in node.schema:
                 # What is referred to may stand where no keyword holds schemas.
@@ -186,7 +190,7 @@ def _check_keywords(node: Node) -> None:
             raise GrammarError(f"the keyword {key!r} is not supported", f"{node.pointer}/{escape(key)}")
 
 
-def _check_values(node: Node, check_pattern: Callable[[str], str]) -> None:
+def _check_values(node: Node, check_pattern: Callable[[str], str], annotate: bool) -> None:
     schema = node.schema
     kinds = schema.get("type", [])
     for kind in kinds if isinstance(kinds, list) else [kinds]:
@@ -212,11 +216,18 @@ def _check_values(node: Node, check_pattern: Callable[[str], str]) -> None:
     required = schema.get("required", [])
     if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
         raise GrammarError("expected a list of names", f"{node.pointer}/required")
+    free = schema.get("additionalProperties") is not False or schema.get("patternProperties")
+    if free and schema.get("minProperties", 0) > len(set(required)) + 1:
+        raise GrammarError(
+            "more than are required is not supported where names are free, for those may repeat; "
+            "require them, or close the object with additionalProperties: false and no patternProperties",
+            f"{node.pointer}/minProperties",
+        )
     values = schema.get("enum", [None])
     if not isinstance(values, list) or not values:
         raise GrammarError("expected a list of one value or more", f"{node.pointer}/enum")
     kind = schema.get("format")
-    if kind is not None and not (isinstance(kind, str) and kind in FORMATS):
+    if kind is not None and not (isinstance(kind, str) and (annotate or kind in FORMATS)):
         raise GrammarError(
             f"the format {kind!r} is not supported; those that are: {', '.join(sorted(FORMATS))}"[:400],
             f"{node.pointer}/format",
@@ -229,6 +240,23 @@ def _check_values(node: Node, check_pattern: Callable[[str], str]) -> None:
             raise GrammarError("expected a regular expression", pointer)
         if wrong := check_pattern(pattern):
             raise GrammarError(wrong, pointer)
+
+
+def _check_exact(node: Node) -> None:
+    """Refuse numbers that a double does not hold, for they would be enforced as others."""
+    schema = node.schema
+    given = [(key, schema[key]) for key in ("const", *_NUMBERS) if key in schema]
+    given += [(f"enum/{i}", one) for i, one in enumerate(schema.get("enum", []))]
+    for key, value in given:
+        level = [value]
+        while level:
+            for one in level:
+                if isinstance(one, int) and abs(one) > MAX_EXACT:
+                    raise GrammarError(
+                        f"{str(one)[:40]} is beyond 2^53, where numbers are not kept exactly; give a string",
+                        f"{node.pointer}/{key}",
+                    )
+            level = [one for outer in level for one in _items(outer)]
 
 
 def _check_ref(root: Any, node: Node) -> Any:
@@ -292,6 +320,8 @@ def _without_neutral(schema: Any) -> Any:
     out: dict[str, Any] = {}
     for key, value in schema.items():
         if key in _UNENFORCEABLE or key in _WITH_CONTAINS or key in _OF_COMPILER:
+            continue
+        if key == "format" and value not in FORMATS:
             continue
         if key in _ONE:
             out[key] = _without_neutral(value)

@@ -17,6 +17,8 @@ MAX_LARK_CHARS = 2_097_152
 """Longest grammar of calls that is written; what schemas refer to stands in it once for each use."""
 MAX_ALTERNATIVES = 1024
 """Most alternatives that the values of all parameters together are taken apart into."""
+MAX_LEAST = 2000
+"""Most that a text of a call may have to be long: each length is gone through when that is compiled."""
 _KEY = re.compile(r"[^>\n]+")
 
 
@@ -126,6 +128,10 @@ class _Rules:
         if given is not None:
             return self._one_of(given, schema, least, None if most is None else int(most))
         length = f"{{{least},{'' if most is None else int(most)}}}"
+        if least > MAX_LEAST:
+            raise GrammarError(
+                f"more than {MAX_LEAST} is not supported for the text of a call; ask for less", "/minLength"
+            )
         # No closing stands in the text, also where the other terms ask for more than is there.
         terms = [f"/(?s:.){length}/", r"~/(?s:.*)<\/parameter>(?s:.*)/"]
         if "pattern" in schema:
