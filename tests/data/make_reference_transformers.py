@@ -43,7 +43,7 @@ def main() -> None:
         out[name] = {key: samples(f"{name} {key}", values) for key, values in results.items()}
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     path = Path(__file__).with_name("reference_transformers.json")
-    path.write_text(json.dumps({"versions": versions, "cases": out}, indent=1) + "\n")
+    path.write_text(json.dumps({"versions": versions, "cases": out}, separators=(",", ":")) + "\n")
 
 
 if __name__ == "__main__":
