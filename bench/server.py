@@ -57,10 +57,14 @@ FIRST_TOKEN = re.compile(rb'"first_token_ms":([0-9.]+)')
 END = b"data: [DONE]\n\n\r\n0\r\n\r\n"
 
 
-def body_of(n: int, **more: Any) -> bytes:
+def messages_of(n: int) -> list[dict[str, str]]:
     """A small chat, another one for each number."""
-    messages = [{"role": "user", "content": f"What is {n} + 4?"}]
-    body = {"model": "flashnext", "messages": messages, "temperature": 0, "stream": True, **more}
+    return [{"role": "user", "content": f"What is {n} + 4?"}]
+
+
+def body_of(n: int, **more: Any) -> bytes:
+    """The body that asks for the reply to a small chat."""
+    body = {"model": "flashnext", "messages": messages_of(n), "temperature": 0, "stream": True, **more}
     return json.dumps(body).encode()
 
 
@@ -147,7 +151,7 @@ def ask_engine(engine: Engine, n_threads: int, n_requests: int, numbers: Iterato
     turns = itertools.islice(itertools.cycle(LENGTHS), n_requests)
 
     def ask(number: int, length: int) -> float:
-        messages = json.loads(body_of(number))["messages"]
+        messages = messages_of(number)
         began_s = time.perf_counter()
         request = engine.submit(messages, sampling=Sampling(temperature=0, max_tokens=length))
         next(request)
@@ -191,7 +195,7 @@ def engine_rate(engine: Engine, n_threads: int, numbers: Iterator[int], n_tokens
     how = Sampling(temperature=0, max_tokens=n_tokens, ignore_eos=True)
 
     def ask(number: int) -> int:
-        return len(engine.submit(json.loads(body_of(number))["messages"], sampling=how).result().token_ids)
+        return len(engine.submit(messages_of(number), sampling=how).result().token_ids)
 
     began_s = time.perf_counter()
     with ThreadPoolExecutor(n_threads) as pool:

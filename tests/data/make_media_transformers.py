@@ -20,7 +20,7 @@ from PIL import Image
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from support.media_files import NOISE, noise  # noqa: E402
+from support.media_files import HALF, NOISE, noise  # noqa: E402
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (  # noqa: E402
     Qwen2VLImageProcessorPil,
 )
@@ -35,10 +35,9 @@ def _entry(values: Any, grid: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    half = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     config = json.loads((TINY / "hf" / "preprocessor_config.json").read_text())
-    tiny = Qwen2VLImageProcessorPil(size=config["size"], **half)
-    real = Qwen2VLImageProcessorPil(size={"shortest_edge": 65536, "longest_edge": 16777216}, **half)
+    tiny = Qwen2VLImageProcessorPil(size=config["size"], **HALF)
+    real = Qwen2VLImageProcessorPil(size={"shortest_edge": 65536, "longest_edge": 16777216}, **HALF)
     out: dict[str, Any] = {"tiny": {}, "noise": {}, "videos": {}}
     for path in sorted((TINY / "media").glob("*.png")):
         got = tiny(images=[Image.open(path)], return_tensors="np")
@@ -47,7 +46,7 @@ def main() -> None:
         got = real(images=[Image.open(io.BytesIO(noise(name)))], return_tensors="np")
         out["noise"][name] = _entry(got["pixel_values"], got["image_grid_thw"][0])
     config = json.loads((TINY / "hf" / "video_preprocessor_config.json").read_text())
-    video = Qwen3VLVideoProcessor(size=config["size"], cap_pixels_per_frame=False, **half)
+    video = Qwen3VLVideoProcessor(size=config["size"], cap_pixels_per_frame=False, **HALF)
     for line in (TINY / "golden.jsonl").read_text().splitlines():
         case = json.loads(line)
         if case["video_markers"] != "flat":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flashnext.media import ImagePart, ImageRule, Limits, Rules, prepare
 from PIL import Image, ImageOps
-from support.media_files import Picture, corpus
+from support.media_files import HALF, Picture, corpus
 
 pytest.importorskip("torch", reason="needs the extra `oracle` (torch)")
 pytest.importorskip("transformers", reason="needs the extra `oracle` (transformers)")
@@ -18,7 +18,6 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
     Qwen2VLImageProcessorPil,
 )
 
-HALF = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 SEED = 20261201
 
 

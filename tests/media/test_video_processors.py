@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flashnext.media import Limits, Media, MediaError, Rules, VideoPart, VideoRule, prepare
-from support.media_files import moving, video_file
+from support.media_files import HALF, moving, video_file
 
 torch = pytest.importorskip("torch", reason="needs the extra `processors` (torch)")
 try:
@@ -21,8 +21,6 @@ av = pytest.importorskip("av", reason="needs the extra `video` (av)")
 
 from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor  # noqa: E402
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor  # noqa: E402
-
-HALF = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
 
 VIDEOS: dict[str, Any] = {
     "H.264": lambda: video_file(moving(75, 90, 120)),

@@ -107,6 +107,14 @@ def test_json_object_without_being_told_of_json_has_bounded_white_space(server: 
             assert isinstance(json.loads(text), dict)
 
 
+def chosen(client: openai.OpenAI, given: dict[str, Any], *, stream: bool) -> Any:
+    """The choice of a reply, also where the package puts it together from a stream."""
+    if not stream:
+        return client.chat.completions.create(**given).choices[0]
+    with client.chat.completions.stream(**given) as events:
+        return events.get_final_completion().choices[0]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("choice", ["required", "b"])
 def test_a_tool_is_called_where_it_has_to_be(client: openai.OpenAI, choice: str, stream: bool) -> None:
@@ -115,11 +123,7 @@ def test_a_tool_is_called_where_it_has_to_be(client: openai.OpenAI, choice: str,
         "model": "flashnext", "messages": ASK, "tools": TOOLS, "tool_choice": asked, "seed": 5,
         "temperature": 1.5, "parallel_tool_calls": False, "extra_body": {"thinking_budget": 6},
     }  # fmt: skip
-    if stream:
-        with client.chat.completions.stream(**given) as events:
-            final: Any = events.get_final_completion().choices[0]
-    else:
-        final = client.chat.completions.create(**given).choices[0]
+    final = chosen(client, given, stream=stream)
     assert final.finish_reason == "tool_calls" and not final.message.content
     [call] = final.message.tool_calls
     values = json.loads(call.function.arguments)
@@ -248,11 +252,7 @@ def test_a_reply_calls_a_tool_or_has_the_form_in_chats(
         "response_format": {"type": "json_schema", "json_schema": schema},
         "extra_body": {**QUICK, **biased(calls)},
     }  # fmt: skip
-    if stream:
-        with client.chat.completions.stream(**given) as events:
-            final: Any = events.get_final_completion().choices[0]
-    else:
-        final = client.chat.completions.create(**given).choices[0]
+    final = chosen(client, given, stream=stream)
     if calls:
         assert final.finish_reason == "tool_calls" and not final.message.content
         for call in final.message.tool_calls:

@@ -16,6 +16,9 @@ from PIL import Image
 
 Pixels = npt.NDArray[np.uint8]
 
+HALF: dict[str, Any] = {"patch_size": 16, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+"""What transformers' processors are given for the rules that do not depend on the checkpoint."""
+
 CORNERS = (
     (1, 1),
     (1, 200),

@@ -144,7 +144,7 @@ def _keyword(word: str, text: str, at: int, body: list[_Token], check_schema: Ca
     if word in ("%ignore", "%import"):
         return at
     try:
-        value, end = json.JSONDecoder().raw_decode(text, at + len(text[at:]) - len(text[at:].lstrip()))
+        value, end = json.JSONDecoder().raw_decode(text, _behind_space(text, at))
     except (ValueError, RecursionError):
         raise GrammarError(f"expected JSON behind {word}") from None
     if word == "%json":
@@ -152,6 +152,12 @@ def _keyword(word: str, text: str, at: int, body: list[_Token], check_schema: Ca
     if word == "%regex":
         body.append(("text", json.dumps(value)))
     return end
+
+
+def _behind_space(text: str, at: int) -> int:
+    while text[at : at + 1].isspace():
+        at += 1
+    return at
 
 
 def literal(text: str) -> str:

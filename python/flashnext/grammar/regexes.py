@@ -17,6 +17,7 @@ each mask may walk over."""
 _LOOK = re.compile(r"\(\?<?[=!]")
 _OPEN = re.compile(r"\(\?(?:P?<[^>]*>|[a-zA-Z-]*:?)|\(")
 _ESCAPE = re.compile(r"\\(?:[pPxuU]\{[^}]*\}|b\{[^}]*\}|.)", re.DOTALL)
+_CLASS_NAME = re.compile(r":\^?\w+:\]")
 _COUNT = re.compile(r"\{\s*(\d*)\s*(,?)\s*(\d*)\s*\}")
 
 
@@ -56,7 +57,7 @@ def _class_end(pattern: str, at: int) -> int:
         if char == "\\":
             at += 1
         elif char == "[":
-            name = re.compile(r":\^?\w+:\]").match(pattern, at) if depth else None
+            name = _CLASS_NAME.match(pattern, at) if depth else None
             if name:
                 at = name.end()
                 continue
