@@ -78,6 +78,15 @@ def test_terminals_that_lead_to_themselves_or_very_deep_are_refused() -> None:
     assert "levels deep" in str(refused(lambda: Grammar.lark(f'start: A0\n{chain}\nA5000: "x"')))
 
 
+def test_terminals_that_only_follow_one_another_are_counted_once_each() -> None:
+    texts = {f"T{i}": f"{i:03}{'x' * 147}" for i in range(200)}
+    many = f"start: {' '.join(texts)}\n" + "\n".join(f'{name}: "{text}"' for name, text in texts.items())
+    assert compiler().compile(Grammar.lark(many))
+    assert "written out" in str(refused(lambda: Grammar.lark(many.replace('x"', f'x{"x" * 20}"'))))
+    split = "start: (\nA\n| B)\nA: B~99\n | B\nB: /y{99}/\n"
+    assert "written out" in str(refused(lambda: Grammar.lark(split)))
+
+
 def test_what_only_looks_like_brackets_or_look_around_is_taken() -> None:
     for pattern, good, bad in (
         ("[(?=]+", "(?=", "a"),

@@ -18,6 +18,16 @@ class GrammarDeadEnd(FlashnextError, RuntimeError):
     """A reply's grammar allows no token where the reply has come to."""
 
 
+class GrammarsBusy(FlashnextError, RuntimeError):
+    """As many grammars wait to be compiled as may.
+
+    Attributes:
+        retry_after_s: When to try again.
+    """
+
+    retry_after_s = 5
+
+
 class EngineFailed(FlashnextError, RuntimeError):
     """The engine's thread died; it serves nothing more."""
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
+from flashnext.engine.errors import EngineClosed, GrammarsBusy
+from flashnext.engine.helper import Helper
 from flashnext.grammar import Compiled, Compiler, Grammar, GrammarError, Matching, Vocabulary, no_masks
 from flashnext.grammar.matching import Masks
 from flashnext.text.messages import InvalidField
@@ -17,10 +20,18 @@ from flashnext.text.tokenizer import Tokenizer
 
 MOST_KEPT = 64
 """Compiled grammars that are kept for requests to come."""
+MOST_KEPT_CHARS = 1 << 20
+"""Characters of them in all: what a grammar takes grows with its text."""
 MOST_WAITING = 256
 """Grammars that may wait for their turn to be compiled."""
 COMPILE_TIMEOUT_S = 60.0
 """A backstop: what takes long is refused by its size."""
+
+
+@dataclass(eq=False)
+class _Compilation:
+    done: Future[Compiled] = field(default_factory=Future)
+    n_asking: int = 0  # requests that wait for it
 
 
 class Grammars:
@@ -35,71 +46,114 @@ class Grammars:
         """
         self._tokenizer, self._end_ids = tokenizer, sorted(end_ids)
         self._lock = threading.Lock()
-        self._kept: OrderedDict[Grammar, Future[Compiled]] = OrderedDict()
-        self._pool = ThreadPoolExecutor(1, "flashnext-grammar")
+        self._kept: OrderedDict[Grammar, _Compilation] = OrderedDict()  # those that wait among them
+        self._waiting: OrderedDict[Grammar, _Compilation] = OrderedDict()
+        self._helper = Helper("flashnext-grammar")
         self._compiler: Compiler | None = None
-        self._n_waiting = 0
+        self._closed = False
 
     def compile(self, grammar: Grammar) -> Compiled:
         """Compile a grammar, or find it.
 
         Raises:
             InvalidField: It cannot be enforced, by the name of where it stood.
+            GrammarsBusy: Too many others have their turn before it.
+            EngineClosed: The engine is closed.
         """
-        try:
-            return self._begun(grammar).result(COMPILE_TIMEOUT_S)
-        except FutureTimeout:
-            raise self._too_long(grammar) from None
-        except GrammarError as error:
-            raise InvalidField(grammar.field, str(error)) from None
+        with self._asking(grammar) as one:
+            return one.done.result(COMPILE_TIMEOUT_S)
 
     async def compile_async(self, grammar: Grammar) -> Compiled:
         """Do the same without holding up the event loop."""
-        begun = self._begun(grammar)
-        if begun.done():
-            return self.compile(grammar)
-        waiting = asyncio.wrap_future(begun)
-        try:
-            # Shielded: others may wait for the same one.
-            return await asyncio.wait_for(asyncio.shield(waiting), COMPILE_TIMEOUT_S)
-        except TimeoutError:
-            raise self._too_long(grammar) from None
-        except GrammarError as error:
-            raise InvalidField(grammar.field, str(error)) from None
+        with self._asking(grammar) as one:
+            if one.done.done():
+                return one.done.result()
+            async with asyncio.timeout(COMPILE_TIMEOUT_S):
+                # Shielded: others may wait for the same one.
+                return await asyncio.shield(asyncio.wrap_future(one.done))
 
     def close(self) -> None:
-        """Compile nothing any more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _begun(self, grammar: Grammar) -> Future[Compiled]:
+        """Compile nothing any more; who waits gets EngineClosed."""
         with self._lock:
-            found = self._kept.get(grammar)
-            if found is None or found.cancelled():
-                if self._n_waiting >= MOST_WAITING:
-                    raise InvalidField(grammar.field, "too many grammars are being compiled; try again later")
-                self._n_waiting += 1
-                found = self._kept[grammar] = self._pool.submit(self._compile, grammar)
-                while len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(grammar)
-            return found
+            self._closed = True
+            waiting = {*self._kept.values(), *self._waiting.values()}
+            self._kept.clear()
+            self._waiting.clear()
+        self._helper.close()
+        for one in waiting:
+            _fail(one.done, EngineClosed("the engine was closed before the grammar was compiled"))
 
-    def _compile(self, grammar: Grammar) -> Compiled:
+    @contextmanager
+    def _asking(self, grammar: Grammar) -> Iterator[_Compilation]:
+        """Have a grammar compiled, unless all who ask for it leave before its turn."""
+        one = self._begin(grammar)
         try:
-            if self._compiler is None:
-                tokens = [self._tokenizer.token_bytes(i) for i in range(self._tokenizer.n_tokens)]
-                vocabulary = Vocabulary(
-                    tokens, self._tokenizer.control_ids, self._end_ids, self._tokenizer.encode
-                )
-                self._compiler = Compiler(vocabulary)
-            return self._compiler.compile(grammar)
+            yield one
+        except GrammarError as error:
+            raise InvalidField(grammar.field, str(error)) from None
+        except TimeoutError:
+            if self._waiting.get(grammar) is one:
+                raise _busy() from None
+            problem = f"compiling it takes longer than {COMPILE_TIMEOUT_S:.0f} s; give a smaller one"
+            raise InvalidField(grammar.field, problem) from None
         finally:
             with self._lock:
-                self._n_waiting -= 1
+                one.n_asking -= 1
+                if not one.n_asking and self._waiting.get(grammar) is one:
+                    del self._waiting[grammar]
+                    self._kept.pop(grammar, None)
 
-    @staticmethod
-    def _too_long(grammar: Grammar) -> InvalidField:
-        return InvalidField(grammar.field, f"compiling it takes longer than {COMPILE_TIMEOUT_S:.0f} s")
+    def _begin(self, grammar: Grammar) -> _Compilation:
+        with self._lock:
+            if self._closed:
+                raise EngineClosed("the engine is closed; open another one")
+            one = self._kept.get(grammar) or self._waiting.get(grammar)
+            if one is None:
+                if len(self._waiting) >= MOST_WAITING:
+                    raise _busy()
+                one = self._waiting[grammar] = _Compilation()
+                self._helper.call(self._compile_next)
+            self._kept[grammar] = one
+            self._kept.move_to_end(grammar)
+            one.n_asking += 1
+            while len(self._kept) > MOST_KEPT or sum(map(_size, self._kept)) > MOST_KEPT_CHARS:
+                self._kept.popitem(last=False)
+            return one
+
+    def _compile_next(self) -> None:
+        with self._lock:
+            if not self._waiting:  # all who asked for it have left
+                return
+            grammar, one = self._waiting.popitem(last=False)
+        try:
+            compiled = self._compile(grammar)
+        except BaseException as error:  # whatever it is, nobody may be left waiting
+            _fail(one.done, error)
+        else:
+            with suppress(InvalidStateError):  # the engine was closed meanwhile
+                one.done.set_result(compiled)
+
+    def _compile(self, grammar: Grammar) -> Compiled:
+        if self._compiler is None:
+            tokens = [self._tokenizer.token_bytes(i) for i in range(self._tokenizer.n_tokens)]
+            vocabulary = Vocabulary(
+                tokens, self._tokenizer.control_ids, self._end_ids, self._tokenizer.encode
+            )
+            self._compiler = Compiler(vocabulary)
+        return self._compiler.compile(grammar)
+
+
+def _size(grammar: Grammar) -> int:
+    return len(grammar.source)
+
+
+def _busy() -> GrammarsBusy:
+    return GrammarsBusy("too many grammars wait to be compiled; try again later")
+
+
+def _fail(done: Future[Compiled], error: BaseException) -> None:
+    with suppress(InvalidStateError):  # it is done already
+        done.set_exception(error)
 
 
 class MaskSource:

@@ -108,7 +108,7 @@ def check(text: str, control_ids: Collection[int], check_schema: Callable[[Any],
 
 def _read(text: str, control_ids: Collection[int], check_schema: Callable[[Any], Any]) -> _Definitions:
     found = _Definitions()
-    head, fresh, at, depth = "", True, 0, 0
+    head, head_at, fresh, at, depth = "", 0, True, 0, 0
     body = found.bodies.setdefault("", [])
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -123,8 +123,9 @@ def _read(text: str, control_ids: Collection[int], check_schema: Callable[[Any],
         elif kind == "keyword":
             at = _keyword(part, text, at, body, check_schema)
         elif kind == "name" and fresh:
-            head = part.lstrip("?!")
+            head, head_at = part.lstrip("?!"), len(body)
         elif part == ":":
+            del body[head_at:]  # what stood in front of it is a name and no part of the body before
             body = found.bodies.setdefault(head, [])
         elif kind == "other":
             depth = max(0, depth + (part in "([{") - (part in ")]}"))

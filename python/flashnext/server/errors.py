@@ -9,7 +9,14 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from flashnext.engine.errors import ContextExceeded, EngineClosed, EngineFailed, GrammarDeadEnd, MemoryShort
+from flashnext.engine.errors import (
+    ContextExceeded,
+    EngineClosed,
+    EngineFailed,
+    GrammarDeadEnd,
+    GrammarsBusy,
+    MemoryShort,
+)
 from flashnext.errors import DeviceError, FlashnextError, InvalidArgument, OutOfMemory
 from flashnext.text.messages import InvalidField, cut
 from flashnext.text.written import TooLong
@@ -99,6 +106,7 @@ TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (QueueFull, 503, "server_error", "queue_full"),
     (TooManyConnections, 503, "server_error", "too_many_connections"),
     (ModelLoading, 503, "server_error", "loading"),
+    (GrammarsBusy, 503, "server_error", "grammars_busy"),
     (RequestTimeout, 504, "server_error", "timeout"),
     (EngineClosed, 503, "server_error", "shutting_down"),
     (EngineFailed, 503, "server_error", "engine_failed"),
@@ -157,7 +165,7 @@ class ErrorResponse(Response):
     def __init__(self, error: Exception, headers: Mapping[str, str] | None = None) -> None:
         """Take an error, and headers to send with it."""
         more = dict(headers or {})
-        if isinstance(error, Unready | MemoryShort):
+        if isinstance(error, Unready | GrammarsBusy | MemoryShort):
             more["retry-after"] = str(error.retry_after_s)
         if isinstance(error, KeyRefused):
             more["www-authenticate"] = "Bearer"
