@@ -2,6 +2,7 @@
 
     python bench/structured.py                        the bundled checkpoint, about a minute
     python bench/structured.py CHECKPOINT --tokens 128 --rounds 9 --together 4
+    python bench/structured.py --workers 1            so that the CPU device leaves a core for the host
 
 Each round decodes as many tokens without a grammar, under one that allows all text (the same tokens, so that
 nothing but the masks differs), and under a JSON schema (other tokens, a mask that leaves out most). Printed
@@ -17,6 +18,7 @@ import time
 from pathlib import Path
 
 from flashnext.engine.engine import BUNDLED, Engine
+from flashnext.engine.load import open_device
 from flashnext.engine.sampling import Sampling
 from flashnext.grammar import Grammar
 from machine import describe
@@ -64,10 +66,12 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--together", type=int, default=1)
+    parser.add_argument("--workers", type=int, default=0, help="of the CPU device (default one a processor)")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     found: dict[str, list[float]] = {name: [] for name in GRAMMARS}
-    with Engine(asked.checkpoint, context=1024, drafts=0, parallel=asked.together) as engine:
+    device = open_device(threads=asked.workers)
+    with Engine(asked.checkpoint, device=device, context=1024, drafts=0, parallel=asked.together) as engine:
         for grammar in GRAMMARS.values():
             token_ms(engine, grammar, asked.tokens, asked.together)
         for _ in range(asked.rounds):

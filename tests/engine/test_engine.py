@@ -23,6 +23,7 @@ import pytest
 from flashnext.engine.engine import BUNDLED, Engine
 from flashnext.engine.errors import EngineClosed
 from flashnext.engine.events import Event, Reply, token_sha
+from flashnext.engine.load import open_device
 from flashnext.engine.plan import MemoryPlan
 from flashnext.engine.sampling import Sampling
 from flashnext.errors import CheckpointError, DeviceError, InvalidArgument, OutOfMemory
@@ -80,6 +81,14 @@ def test_golden_chats_get_their_golden_replies(case: dict[str, Any], exact_engin
     assert reply.reasoning == (before.strip() if closed else "")
     if not reply.tool_calls:
         assert reply.text == (after if closed else before).removesuffix("<|im_end|>").lstrip()
+
+
+def test_a_device_that_is_open_is_taken_and_the_reply_does_not_depend_on_its_workers(engine: Engine) -> None:
+    expected = engine.submit(COUNT, sampling=HOT, options=OFF).result().token_ids
+    for workers in (1, 3):
+        with Engine(device=open_device("cpu", threads=workers), context=4096) as other:
+            assert other.loaded.device.limits.workers == workers
+            assert other.submit(COUNT, sampling=HOT, options=OFF).result().token_ids == expected
 
 
 def test_a_golden_tool_call_arrives_as_a_call(exact_engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""Grammars compile one after the other; who waits, leaves or comes too late is told, and nothing is held up."""
+"""Grammars are compiled one after the other: who waits, leaves or comes too late."""
 
 from __future__ import annotations
 
@@ -139,7 +139,9 @@ def test_a_compilation_that_takes_too_long_is_refused_and_a_long_wait_is_not_its
 
     def compile(pattern: str) -> Any:
         grammar = Grammar.regex(pattern, field="guided_regex")
-        return grammars.compile(grammar) if way == "a thread" else asyncio.run(grammars.compile_async(grammar))
+        if way == "a thread":
+            return grammars.compile(grammar)
+        return asyncio.run(grammars.compile_async(grammar))
 
     with pytest.raises(GrammarsBusy):
         compile("b")

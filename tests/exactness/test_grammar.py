@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from flashnext import Engine, Grammar, Reply, Sampling, TemplateOptions
 from flashnext.engine.errors import GrammarDeadEnd
@@ -165,7 +166,7 @@ def test_a_dead_end_ends_that_reply_alone(
         if len(self._taken) >= 6:
             if raises:
                 raise RuntimeError("planted")
-            rows[:], self.failure = 0, "planted"
+            rows, self.failure = np.zeros_like(rows), "planted"
         return rows
 
     monkeypatch.setattr(Matching, "masks", masks)

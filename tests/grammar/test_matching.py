@@ -100,5 +100,5 @@ def test_a_failure_of_a_reply_is_kept_for_it(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*given: object) -> None:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(held, "_allow", fail)
+    monkeypatch.setattr(held, "_row", fail)
     assert not source(number, [], []).any() and "broken" in held.failure

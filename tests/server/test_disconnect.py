@@ -160,6 +160,38 @@ def test_a_client_that_leaves_while_its_grammar_is_compiled_is_noticed(
     require_leaving_is_noticed(watched, blocked, route, {**ROUTES[route], "stream": stream})
 
 
+def test_who_comes_when_too_many_grammars_wait_is_told_when_to_come_again(
+    watched: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("flashnext.engine.grammars.MOST_WAITING", 1)
+    grammars = watched.engine._grammars
+    blocked = Blocked(grammars._compile)
+    monkeypatch.setattr(grammars, "_compile", blocked)
+    route = "/v1/chat/completions"
+
+    def ask(minimum: int) -> http.client.HTTPConnection:
+        schema = {"type": "integer", "minimum": minimum}
+        return post(
+            watched, route, {"model": "tiny", "messages": SUM, "max_tokens": 9, "guided_json": schema}
+        )
+
+    try:
+        waiting = [ask(0)]
+        assert blocked.begun.wait(60)
+        waiting.append(ask(1))
+        until(lambda: len(grammars._waiting) == 1, "it does not wait")
+        with closing(ask(2)) as late:
+            response = late.getresponse()
+            error = json.loads(response.read())["error"]
+            assert (response.status, error["code"]) == (503, "grammars_busy"), error
+            assert response.headers["retry-after"] == "5" and "try again" in error["message"]
+    finally:
+        blocked.gate.set()
+    for connection in waiting:
+        with closing(connection):
+            assert connection.getresponse().status == 200
+
+
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_leaves_while_its_prompt_is_rendered_is_noticed(
     stream: bool, watched: ServerThread, monkeypatch: pytest.MonkeyPatch

@@ -112,7 +112,7 @@ class Engine:
         self,
         path: str | Path = BUNDLED,
         *,
-        device: str = "auto",
+        device: str | _core.Device = "auto",
         dtype: str = "bfloat16",
         context: int | None = None,
         drafts: int = DRAFTS,
@@ -136,7 +136,8 @@ class Engine:
 
         Args:
             path: Checkpoint folder.
-            device: "auto", or the name of a device.
+            device: "auto", the name of a device, or one that is open, as `flashnext.engine.load.open_device`
+                opens the CPU's with so many workers.
             dtype: "bfloat16" or "float32", of activations and caches.
             context: Largest prompt plus reply in tokens; default the model's window, or what of it fits the
                 load limit.
@@ -598,10 +599,11 @@ def _too_long(n: int, context: int) -> str:
 
 
 def _plan(
-    path: str | Path, device: str, settings: PlanSettings, *, draft_head: bool
+    path: str | Path, device: str | _core.Device, settings: PlanSettings, *, draft_head: bool
 ) -> tuple[MemoryPlan, Checkpoint, _core.Device]:
     """Open checkpoint and device, which allocates nothing of either, and plan."""
-    checkpoint, opened = open_checkpoint(path), open_device(device)
+    checkpoint = open_checkpoint(path)
+    opened = open_device(device) if isinstance(device, str) else device
     config = checkpoint.config if draft_head else replace(checkpoint.config, n_mtp_layers=0)
     limits = opened.limits
     weights = weight_sizes(config, checkpoint.tensors, limits.tensor_alignment)

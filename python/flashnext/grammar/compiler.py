@@ -60,6 +60,14 @@ class Vocabulary:
         """Words of a mask."""
         return -(-len(self.tokens) // 32)
 
+    @cached_property
+    def all_but_ends(self) -> bytes:
+        """A mask, least bit first, that allows all but the end: else the answer would not come."""
+        mask = bytearray(b"\xff" * 4 * self.n_words)
+        for token in self.end_ids:
+            mask[token >> 3] &= ~(1 << (token & 7)) & 0xFF
+        return bytes(mask)
+
 
 @dataclass(frozen=True)
 class Compiled:

@@ -64,22 +64,22 @@ class Matching:
             (1 + drafts, words): bit i % 32 of word i / 32 allows id i. Behind a draft that is not allowed
             nothing is.
         """
-        rows = np.zeros((1 + len(drafts), self._compiled.vocabulary.n_words), np.uint32)
         for token in drawn:
             self._step(token)
-        self._allow(rows[0])
-        if not rows[0].any() and not self.failure:
+        row = self._row()
+        if not self.failure and row.count(0) == len(row):
             self.failure = self._matcher.get_error() or "no token of the vocabulary can come next"
+        rows = [row]
         phase, n_breaks, n_taken = self._phase, self._n_breaks, len(self._taken)
-        for row, behind, token in zip(rows, rows[1:], drafts, strict=False):
-            if not row[token // 32] >> np.uint32(token % 32) & np.uint32(1):
-                break
-            if token in self._compiled.vocabulary.end_ids:
+        for token in drafts:
+            if not row[token >> 3] >> (token & 7) & 1 or token in self._compiled.vocabulary.end_ids:
                 break
             self._step(token)
-            self._allow(behind)
+            row = self._row()
+            rows.append(row)
         self._back_to(phase, n_breaks, n_taken)
-        return rows
+        rows += [bytes(len(row))] * (1 + len(drafts) - len(rows))
+        return np.frombuffer(b"".join(rows), "<u4").reshape(len(rows), -1)
 
     def _step(self, token: int) -> None:
         if self._phase is _Phase.THINKING:
@@ -95,24 +95,21 @@ class Matching:
         self._matcher.consume_token(token)
         self._taken.append(token)
 
-    def _allow(self, row: Masks) -> None:
+    def _row(self) -> bytes:
         """Set the bits of what may come next; none where the matcher has failed."""
         vocabulary = self._compiled.vocabulary
         if self._phase is _Phase.THINKING:
-            row[:] = 0xFFFFFFFF
-            for token in vocabulary.end_ids:  # else the answer would not come
-                row[token // 32] &= ~np.uint32(1 << token % 32)
-            return
+            return vocabulary.all_but_ends
+        row = self._matcher.compute_bitmask()[: 4 * vocabulary.n_words]
         if self._matcher.is_error():
-            return
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
-        if self._matcher.is_error():
-            return
-        row[:] = words[: len(row)]
-        if self._phase is _Phase.LEAD:
-            for token, n in self._breaks.items():
-                if self._n_breaks + n <= MOST_LINE_BREAKS:
-                    row[token // 32] |= np.uint32(1 << token % 32)
+            return bytes(len(row))
+        if self._phase is not _Phase.LEAD:
+            return row
+        more = bytearray(row)
+        for token, n in self._breaks.items():
+            if self._n_breaks + n <= MOST_LINE_BREAKS:
+                more[token >> 3] |= 1 << (token & 7)
+        return bytes(more)
 
     def _back_to(self, phase: _Phase, n_breaks: int, n_taken: int) -> None:
         """Forget the drafts."""
