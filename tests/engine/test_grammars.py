@@ -73,6 +73,19 @@ def test_equal_grammars_are_compiled_once_and_a_refusal_is_kept(grammars: Watche
     assert grammars.compiled == ["ab", "("]
 
 
+def test_a_failure_that_is_not_the_grammars_is_not_kept(
+    grammars: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(grammar: Grammar) -> Compiled:
+        raise MemoryError("planted")
+
+    with monkeypatch.context() as planted:
+        planted.setattr(grammars, "_compile", fail)
+        with pytest.raises(MemoryError, match="planted"):
+            grammars.compile(Grammar.regex("ab"))
+    assert grammars.compile(Grammar.regex("ab"))
+
+
 def test_what_is_kept_is_bounded_in_number_and_in_size(grammars: Watched) -> None:
     for i in range(module.MOST_KEPT + 5):
         grammars.compile(Grammar.regex(f"a{i}"))

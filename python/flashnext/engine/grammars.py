@@ -128,6 +128,9 @@ class Grammars:
         try:
             compiled = self._compile(grammar)
         except BaseException as error:  # whatever it is, nobody may be left waiting
+            if not isinstance(error, GrammarError):  # want of memory, say: not the grammar's for good
+                with self._lock:
+                    self._kept.pop(grammar, None)
             _fail(one.done, error)
         else:
             with suppress(InvalidStateError):  # the engine was closed meanwhile
