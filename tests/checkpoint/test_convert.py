@@ -284,7 +284,7 @@ def test_what_is_wrong_with_files_is_told_before_anything_is_quantized(
 
     with monkeypatch.context() as patch:
         patch.setattr(os.path, "ismount", lambda path: Path(path).name == "volume")
-        with pytest.raises(CheckpointError, match="volume is a mount point, .*; name a folder in it"):
+        with pytest.raises(CheckpointError, match=r"volume is a mount point, .*; name a folder in it"):
             convert(folder, tmp_path / "volume", progress=quantized)
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "copyfile", unreadable)
@@ -292,7 +292,7 @@ def test_what_is_wrong_with_files_is_told_before_anything_is_quantized(
             convert(folder, tmp_path / "out", progress=quantized)
     (folder / "generation_config.json").unlink(missing_ok=True)
     (folder / "generation_config.json").mkdir()
-    with pytest.raises(CheckpointError, match="generation_config.json is not a regular file"):
+    with pytest.raises(CheckpointError, match=r"generation_config.json is not a regular file"):
         convert(folder, tmp_path / "out", progress=quantized)
     assert leftovers(tmp_path) == ["hf", "volume"]
 

@@ -344,7 +344,7 @@ def parser_of_all() -> argparse.ArgumentParser:
     """Make the parser of all commands."""
     parser = Parser(
         prog="flashnext",
-        description="Tools around flashnext checkpoints. The server is a program of its own: flashnext-serve.",
+        description="Tools around flashnext checkpoints. The server is another program: flashnext-serve.",
         epilog="`flashnext COMMAND --help` tells of one command, `flashnext-serve --help` of the server.",
     )
     parser.add_argument("--version", action="version", version=f"flashnext {VERSION}")
