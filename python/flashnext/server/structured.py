@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from flashnext.grammar import Grammar, GrammarError
+from flashnext.server.fields import Unknown, know
 from flashnext.text.messages import InvalidField, canonical_tools, cut
 
 FIELDS = (
@@ -73,6 +74,35 @@ def read_format(value: Any, field: str) -> Grammar | None:
     if strict is not None and not isinstance(strict, bool):
         raise InvalidField(f"{inside}.strict", f"should be true or false, found {cut(repr(strict), 80)}")
     return _schema(schema, f"{inside}.schema", strict=bool(strict))
+
+
+def know_format(value: Any, field: str, unknown: Unknown) -> None:
+    """Look for unknown fields of what `read_format` reads.
+
+    Raises:
+        InvalidField: There is one, where those are refused.
+    """
+    if not isinstance(value, Mapping):
+        return
+    inside = ("name", "description", "schema", "strict")
+    if value.get("type") != "json_schema":
+        know(value, ("type",), field, unknown)
+    elif "json_schema" in value:
+        know(value, ("type", "json_schema"), field, unknown)
+        know(value["json_schema"], inside, f"{field}.json_schema", unknown)
+    else:
+        know(value, ("type", *inside), field, unknown)
+
+
+def know_choice(choice: Any, unknown: Unknown) -> None:
+    """Look for unknown fields of what `read_tool_choice` reads.
+
+    Raises:
+        InvalidField: There is one, where those are refused.
+    """
+    if isinstance(choice, Mapping):
+        know(choice, ("type", "function" if "function" in choice else "name"), "tool_choice", unknown)
+        know(choice.get("function"), ("name",), "tool_choice.function", unknown)
 
 
 def _structured(value: Any) -> Grammar | None:
