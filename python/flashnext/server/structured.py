@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from flashnext.errors import InvalidArgument
 from flashnext.grammar import Grammar, GrammarError
 from flashnext.server.fields import Unknown, know
+from flashnext.text.jsontext import loads
 from flashnext.text.messages import InvalidField, canonical_tools, cut
 
 FIELDS = (
@@ -126,9 +127,9 @@ def _of_kind(kind: str, value: Any, field: str) -> Grammar:
     if kind == "json":
         if isinstance(value, str):
             try:
-                value = json.loads(value)
-            except (ValueError, RecursionError):
-                raise InvalidField(field, "the text is not a JSON schema") from None
+                value = loads(value)
+            except InvalidArgument as error:
+                raise InvalidField(field, f"the text is not a JSON schema: {error}") from None
         return _schema(value, field)
     if kind == "choice":
         if not isinstance(value, list):
