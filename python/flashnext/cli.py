@@ -97,7 +97,8 @@ def until_seen_enough() -> Iterator[None]:
         try:
             yield
         finally:  # also behind --help and --version, which end the program themselves
-            sys.stdout.flush()
+            if sys.stdout is not None:  # it may have been closed before the program began
+                sys.stdout.flush()
     except BrokenPipeError:
         drop_output()
         raise SystemExit(0) from None
@@ -105,7 +106,8 @@ def until_seen_enough() -> Iterator[None]:
 
 def drop_output() -> None:
     """Let go what cannot be written: the interpreter flushes stdout again and would end with 120."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 _interrupted = threading.Event()
