@@ -120,7 +120,7 @@ def copied(n: int) -> dict[str, Any]:
 
 def chained(n: int, n_defs: int) -> dict[str, Any]:
     """Parameters that refer to definitions, each to its own and to the one that that refers to."""
-    defs = {
+    defs: dict[str, Any] = {
         f"d{i}": {"type": "object", "properties": {"next": {"$ref": f"#/$defs/e{i}"}}, "title": "x" * 500}
         for i in range(n_defs)
     }

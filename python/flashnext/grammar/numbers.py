@@ -19,6 +19,8 @@ _MAX_EXPONENT = 2000
 class Spelled(float):
     """A number that Python would write differently: the double that is nearest to it, and its own text."""
 
+    _text: str
+
     def __new__(cls, text: str) -> Spelled:
         """Read a JSON number."""
         self = float.__new__(cls, text)
