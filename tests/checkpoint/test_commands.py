@@ -243,3 +243,14 @@ def test_output_may_be_cut_off_by_a_closed_pipe(program: str, arguments: list[st
     )
     os.close(writer)
     assert (run.returncode, run.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stdin and stdout"])
+def test_what_is_closed_from_the_beginning_is_printed_to_nobody(closed: str) -> None:
+    script = f"import sys; from flashnext.commands import main; sys.exit(main(['inspect', {str(TINY)!r}]))"
+    shell = 'exec "$0" -c "$1" >&-' + (" <&-" if closed != "stdout" else "")
+    environment = os.environ | {"PYTHONPATH": str(TESTS.parent / "python")}
+    run = subprocess.run(
+        ["sh", "-c", shell, sys.executable, script], stderr=subprocess.PIPE, env=environment, timeout=60
+    )
+    assert (run.returncode, run.stderr) == (0, b"")

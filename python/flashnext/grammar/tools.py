@@ -84,7 +84,7 @@ class _Rules:
         self.lines.append(line)
 
     def add_tool(self, rule: str, name: str, parameters: Any, only: str | None) -> None:
-        """Write a tool's rule: its function with its parameters, or one of them, in the order of the schema."""
+        """Write a tool's rule: its function with its parameters, or one of them, in their order."""
         root = parameters if isinstance(parameters, Mapping) else {}
         given = _object(root)
         properties = given.get("properties", {})
