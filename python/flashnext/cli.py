@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
 import socket
@@ -64,15 +65,15 @@ def serve(argv: Sequence[str] | None = None) -> int:
     """Run `flashnext-serve ARGV` until a signal; the status is 0, or 1 after an error told in one line."""
     try:
         parser = serve_parser()
-        args, sources = parse(parser, argv, os.environ)
-        if args.print_config:
-            print(written(parser, args, sources))
-            return 0
+        with until_seen_enough():
+            args, sources = parse(parser, argv, os.environ)
+            if args.print_config:
+                print(written(parser, args, sources))
+                return 0
         _interrupted.clear()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _interrupt)
-        with _listen(args.host, args.port) as listener:
-            _serve(args, listener)
+        _serve(args)
     except FlashnextError as error:
         print(f"flashnext-serve: {error}", file=sys.stderr)
         return 1
@@ -85,9 +86,28 @@ def serve(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+@contextmanager
+def until_seen_enough() -> Iterator[None]:
+    """Print for as long as somebody reads it.
+
+    Raises:
+        SystemExit: Nobody does any more, which ends the program quietly.
+    """
+    try:
+        try:
+            yield
+        finally:  # also behind --help and --version, which end the program themselves
+            if sys.stdout is not None:  # it may have been closed before the program began
+                sys.stdout.flush()
+    except BrokenPipeError:
+        drop_output()
+        raise SystemExit(0) from None
+
+
 def drop_output() -> None:
     """Let go what cannot be written: the interpreter flushes stdout again and would end with 120."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if sys.stdout is not None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 _interrupted = threading.Event()
@@ -156,7 +176,8 @@ def serve_parser() -> argparse.ArgumentParser:
         "--spill-limit",
         type=gib,
         metavar="GIB",
-        help=f"most that the files there take; only with --spill-dir (default {SPILL_GIB:g})",
+        help="most that the files there take; refused without --spill-dir "
+        f"(default: {SPILL_GIB:g} where there is --spill-dir)",
     )
     engine.add_argument(
         "--device",
@@ -241,23 +262,41 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(2048)
         return listener
     except (OSError, UnicodeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
+            raise FlashnextError(
+                f"port {port} of {ascii(host)[1:-1]} is taken by another program; choose another one with "
+                "--port, or let --port 0 find one that is free"
+            ) from None
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise FlashnextError(
             f"cannot listen on {ascii(host)[1:-1]} port {port}: {reason}; choose others with --host or --port"
         ) from None
 
 
-def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
+def _serve(args: argparse.Namespace) -> None:
+    """Look at the model's path, then at keys and files, then at the port, and fetch and load after that."""
+    from flashnext.checkpoint.folder import need_file, open_folder
+    from flashnext.engine.engine import BUNDLED
+
+    given = args.model or BUNDLED
+    if not is_of_hub(given):
+        need_file(open_folder(given), "config.json")
+    settings = settings_of(args, model_name(given), str(given))
+    with _listen(args.host, args.port) as listener:
+        _load_and_serve(args, settings, find_model(given, args.offline), listener)
+
+
+def _load_and_serve(
+    args: argparse.Namespace, settings: Settings, path: Path, listener: socket.socket
+) -> None:
     began = time.perf_counter()
-    from flashnext.engine.engine import BUNDLED, Engine
+    from flashnext.engine.engine import Engine
     from flashnext.server.files import connections_allowed
     from flashnext.server.loading import Loading
     from flashnext.server.log import set_up
     from flashnext.server.run import HttpServer
     from flashnext.server.service import Service
 
-    path, name = find_model(args.model or BUNDLED, args.offline)
-    settings = settings_of(args, name, str(args.model or BUNDLED))
     set_up(args.log_level, args.log_format)
     settings = replace(settings, max_connections=connections_allowed(settings.max_connections))
     service = Service(settings)
@@ -309,15 +348,25 @@ def _serve(args: argparse.Namespace, listener: socket.socket) -> None:
             _exit_now()  # the device is in a long step that nobody waits for any more
 
 
-def find_model(given: Path, offline: bool) -> tuple[Path, str]:
-    """Find the folder of a checkpoint, fetched where it is a hub's, and the name to serve it under."""
+def is_of_hub(given: Path) -> bool:
+    """Whether a model is named that is fetched from a hub, unless its cache has it."""
     from flashnext.checkpoint.hub import is_hub_name
 
-    if given.exists() or not is_hub_name(str(given)):
-        return given, given.resolve().name
+    return not given.exists() and is_hub_name(str(given))
+
+
+def model_name(given: Path) -> str:
+    """Say under which name a model is served."""
+    return given.name.partition("@")[0] if is_of_hub(given) else given.resolve().name
+
+
+def find_model(given: Path, offline: bool) -> Path:
+    """Find the folder of a checkpoint, fetched where it is a hub's."""
+    if not is_of_hub(given):
+        return given
     from flashnext.commands import fetch
 
-    return fetch(str(given), offline=offline), given.name.partition("@")[0]
+    return fetch(str(given), offline=offline)
 
 
 def _exit_now() -> NoReturn:

@@ -159,7 +159,6 @@ def test_errors_are_one_line_and_status_1(
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["frobnicate"],
         ["convert", "a", "b", "--bits", "7"],
         ["inspect"],
@@ -208,8 +207,29 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
         assert command.__name__ in out
 
 
-def test_output_may_be_cut_off_by_a_closed_pipe() -> None:
-    script = f"import sys; from flashnext.commands import main; sys.exit(main(['inspect', {str(TINY)!r}]))"
+def test_without_a_command_help_is_shown_which_names_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.main([]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "usage: flashnext" in err and "flashnext-serve" in err
+    assert all(command.__name__ in err for command in commands.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments"),
+    [
+        ("main", ["inspect", str(TINY)]),
+        ("main", ["plan", "--json"]),
+        ("main", ["completion", "bash"]),
+        ("main", ["--help"]),
+        ("serve", ["--print-config"]),
+        ("serve", ["--help"]),
+        ("serve", ["--version"]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
+def test_output_may_be_cut_off_by_a_closed_pipe(program: str, arguments: list[str]) -> None:
+    script = f"import sys; from flashnext.cli import {program}; sys.exit({program}({arguments!r}))"
     environment = os.environ | {"PYTHONPATH": str(TESTS.parent / "python")}
     reader, writer = os.pipe()
     os.close(reader)
@@ -222,4 +242,15 @@ def test_output_may_be_cut_off_by_a_closed_pipe() -> None:
         check=False,
     )
     os.close(writer)
-    assert b"Traceback" not in run.stderr
+    assert (run.returncode, run.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stdin and stdout"])
+def test_what_is_closed_from_the_beginning_is_printed_to_nobody(closed: str) -> None:
+    script = f"import sys; from flashnext.commands import main; sys.exit(main(['inspect', {str(TINY)!r}]))"
+    shell = 'exec "$0" -c "$1" >&-' + (" <&-" if closed != "stdout" else "")
+    environment = os.environ | {"PYTHONPATH": str(TESTS.parent / "python")}
+    run = subprocess.run(
+        ["sh", "-c", shell, sys.executable, script], stderr=subprocess.PIPE, env=environment, timeout=60
+    )
+    assert (run.returncode, run.stderr) == (0, b"")

@@ -266,6 +266,37 @@ def test_a_disk_without_room_is_told_before_anything_is_written(
     assert leftovers(tmp_path) == []
 
 
+def test_what_is_wrong_with_files_is_told_before_anything_is_quantized(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def quantized(done: int, total: int) -> None:
+        raise AssertionError("quantized")
+
+    folder = shutil.copytree(source, tmp_path / "hf")
+    shutil.copy(TINY_6BIT / "tokenizer.json", folder)
+    (tmp_path / "volume").mkdir()
+    real = shutil.copyfile
+
+    def unreadable(path: Path, to: Path) -> Any:
+        if path.name == "tokenizer.json":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return real(path, to)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "ismount", lambda path: Path(path).name == "volume")
+        with pytest.raises(CheckpointError, match=r"volume is a mount point, .*; name a folder in it"):
+            convert(folder, tmp_path / "volume", progress=quantized)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "copyfile", unreadable)
+        with pytest.raises(CheckpointError, match="out could not be written: Permission denied"):
+            convert(folder, tmp_path / "out", progress=quantized)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    (folder / "generation_config.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"generation_config.json is not a regular file"):
+        convert(folder, tmp_path / "out", progress=quantized)
+    assert leftovers(tmp_path) == ["hf", "volume"]
+
+
 @pytest.mark.parametrize("after", [0, 5])
 def test_a_disk_that_fills_up_leaves_nothing(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int

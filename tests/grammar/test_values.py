@@ -9,8 +9,9 @@ from typing import Any
 import jsonschema
 import pytest
 from flashnext.grammar import Grammar, GrammarError
+from flashnext.grammar import schema as schemas
 from flashnext.grammar.schema import MAX_PATTERNS, MAX_PROPERTIES
-from flashnext.grammar.tools import CLOSING
+from flashnext.grammar.tools import CLOSING, alone
 from flashnext.text.arguments import arguments_json
 from support.grammars import accepts, compiler
 
@@ -112,15 +113,26 @@ def doubled(levels: int) -> dict[str, Any]:
 
 
 def copied(n: int) -> dict[str, Any]:
-    """A schema of which each of n values would hold a copy."""
+    """A schema of which each of n values holds a copy of what is long."""
     values = {f"p{i}": {"$ref": "#/$defs/a"} for i in range(n)}
-    return {"properties": values, "$defs": {"a": {"type": "integer"}, "b": {"description": "x" * 100_000}}}
+    return {"properties": values, "$defs": {"a": {"enum": [i for i in range(20_000)]}}}
+
+
+def chained(n: int, n_defs: int) -> dict[str, Any]:
+    """Parameters that refer to definitions, each to its own and to the one that that refers to."""
+    defs: dict[str, Any] = {
+        f"d{i}": {"type": "object", "properties": {"next": {"$ref": f"#/$defs/e{i}"}}, "title": "x" * 500}
+        for i in range(n_defs)
+    }
+    defs |= {f"e{i}": {"enum": [i, i + 1000], "description": "x" * 1000} for i in range(n_defs)}
+    values = {f"p{i}": {"$ref": f"#/$defs/d{i % n_defs}"} for i in range(n)}
+    return {"properties": values, "required": ["p0", f"p{n - 1}"], "$defs": defs}
 
 
 REFUSED: list[tuple[str, Any, str]] = [
     ("alternatives without end", doubled(200), "/properties/x"),
     ("too many alternatives", doubled(40), "/properties/x"),
-    ("too many copies", copied(500), "/properties/p17"),
+    ("too many copies", copied(500), "/properties/p16"),
     ("text that has to be very long", valued({"minLength": 2001}), "/properties/x/minLength"),
     ("said twice", valued({"type": "string", "minLength": 1, "allOf": [{"minLength": 2}]}), "/properties/x"),
     ("no text is left", valued({"type": "string", "enum": [1]}), "/properties/x"),
@@ -149,6 +161,54 @@ def test_parameters_that_cannot_be_kept_to_are_refused_with_their_pointer(
     assert refused(lambda: Grammar.calls([tool({}, "g"), tool(parameters)])).pointer == (
         f"/1/function/parameters{pointer}"
     )
+
+
+def test_each_parameter_holds_what_it_refers_to_and_no_more() -> None:
+    compiled = compiler().compile(Grammar.calls([tool(chained(200, 100))]))
+
+    def said(first: str, last: str) -> str:
+        values = {"p0": first, "p199": last}
+        told = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in values.items())
+        return f"\n<function=f>\n{told}</function>\n"
+
+    for first, last, good in (
+        ('{"next": 0}', '{"next": 1099}', True),
+        ('{"next": 1}', '{"next": 99}', False),
+        ('{"next": 0}', '{"next": 0}', False),
+    ):
+        assert accepts(compiled, "<tool_call>", said(first, last), "</tool_call>") == good
+
+
+def test_a_schema_that_stands_by_itself_is_valid_for_what_it_was_and_keeps_no_other_part() -> None:
+    root = {
+        "$defs": {
+            "a/b": {"type": "array", "items": {"$ref": "#/$defs/c%7E"}, "title": "t"},
+            "c~": {"anyOf": [{"type": "null"}, {"$ref": "#/properties/x"}]},
+            "unused": {"type": "string"},
+        },
+        "properties": {"x": {"const": {"$ref": "no reference"}}, "$ref": {"type": "integer"}},
+    }
+    for schema, good, bad in (
+        ({"$ref": "#/$defs/a~1b"}, [[], [None, {"$ref": "no reference"}]], [[1], [{"$ref": "x"}], {}]),
+        ({"$ref": "#"}, [{}, {"x": {"$ref": "no reference"}, "$ref": 5}], [{"x": 1}, {"$ref": "a"}]),
+        ({"type": "integer"}, [1], ["a"]),
+        (True, [1, "a"], []),
+    ):
+        found = alone(schema, root)
+        assert "unused" not in json.dumps(found) and "title" not in json.dumps(found)
+        for value in good:
+            jsonschema.validate(value, found)
+        for value in bad:
+            with pytest.raises(jsonschema.ValidationError):
+                jsonschema.validate(value, found)
+
+
+def test_a_parameter_that_fails_is_named_also_where_others_refer_to_it() -> None:
+    wrong = {"type": "object", "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    parameters = {"properties": {"x": {"type": "integer"}, "y": wrong, "z": {"$ref": "#/properties/y"}}}
+    error = refused(lambda: Grammar.calls([tool(parameters)]))
+    assert error.pointer == "/0/function/parameters/properties/y"
+    assert error.reason.startswith("the alternatives of oneOf")
 
 
 def test_a_tool_is_named_by_its_place_among_all() -> None:
@@ -200,6 +260,20 @@ def test_a_text_that_cannot_be_enforced_is_refused_with_its_pointer(
 
 def test_text_that_is_no_json_is_not_taken_in_the_place_of_calls() -> None:
     assert "only JSON" in str(refused(lambda: Grammar.calls([tool({})], text=Grammar.regex("a"))))
+
+
+def test_a_text_beside_calls_is_checked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked: list[Any] = []
+    real = schemas.check
+
+    def counted(schema: Any, **how: Any) -> Any:
+        checked.append(schema)
+        return real(schema, **how)
+
+    monkeypatch.setattr(schemas, "check", counted)
+    text = Grammar.json_schema(ANSWER, strict=True)
+    compiler().compile(Grammar.calls([tool(valued({"type": "integer"}))], text=text))
+    assert checked.count(ANSWER) == 1
 
 
 # --- what is made to do harm

@@ -139,9 +139,28 @@ def test_a_port_in_use_is_one_sentence() -> None:
         done = run("--port", str(port))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"flashnext-serve: cannot listen on 127.0.0.1 port {port}: Address already in use; "
-        "choose others with --host or --port\n"
+        f"flashnext-serve: port {port} of 127.0.0.1 is taken by another program; choose another one with "
+        "--port, or let --port 0 find one that is free\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["/nowhere/at/all"], "/nowhere/at/all does not exist"),
+        ([str(HF.parent)], "config.json"),
+        (["--api-key-file", "/nowhere"], "--api-key-file /nowhere: cannot be read"),
+        (["org/name", "--offline"], "is taken by another program"),  # nothing is fetched to no end
+    ],
+)
+def test_a_wrong_path_is_told_before_a_port_in_use_and_that_before_anything_is_fetched(
+    arguments: list[str], problem: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        done = run("--port", str(taken.getsockname()[1]), *arguments)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("flashnext-serve: ") and done.stderr.count("\n") == 1
+    assert problem in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -152,9 +171,9 @@ def test_a_port_in_use_is_one_sentence() -> None:
         ([str(HF), "--context", "0"], "context"),
         (["--load-limit", "0.05", "--context", "4096"], "and the limit is 51.2 MiB"),
         (["--device", "abacus"], "device is 'abacus'"),
-        (["--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
-        (["--host", "a..b"], "cannot listen on a..b"),
-        (["--host", "a" * 70], "cannot listen on aaa"),
+        (["--no-key-needed", "--host", "256.1.1.1"], "cannot listen on 256.1.1.1"),
+        (["--no-key-needed", "--host", "a..b"], "cannot listen on a..b"),
+        (["--no-key-needed", "--host", "a" * 70], "cannot listen on aaa"),
         (["--drafts", "16"], "--drafts is 16, expected 0 to 15"),
         (["--round-rows", "65"], "--round-rows is 65, expected 1 to 64"),
         (["--gap", "-1"], "--gap is -1.0, expected 0 or more milliseconds"),

@@ -92,6 +92,14 @@ def test_a_configuration_that_is_printed_is_read_back_to_the_same(
         assert [name for name, value in options_of(*arguments).items() if value == defaults[name]] == []
 
 
+def test_what_counts_where_an_option_is_not_set_is_told_as_in_help() -> None:
+    rows = [line.rsplit(" # ", 1)[0].rstrip() for line in printed().splitlines()]
+    assert "# spill-limit is not set: 32 where there is --spill-dir" in rows
+    assert "# load-limit is not set: 70 % of the machine's" in rows
+    assert "# record is not set: none" in rows
+    assert not [row for row in rows if row.endswith("is not set")]
+
+
 def test_a_value_that_no_file_can_have_is_left_out(tmp_path: Path) -> None:
     text = printed("--record", os.fsdecode(b"\xff"))
     assert tomllib.loads(text).get("record") is None

@@ -455,9 +455,41 @@ def test_a_long_reply_is_not_written_by_the_event_loop(
     }
     response = send(watched, "/v1/responses", tools=[], **more).json()
     assert response["usage"]["output_tokens"] == n
-    assert [one is loop_thread for one in threads] == [n == 1]
+    assert {one is loop_thread for one in threads} == {n == 1}
     url = f"http://127.0.0.1:{watched.port}/v1/responses/{response['id']}"
     assert httpx.get(url, timeout=60).json() == response
+
+
+@pytest.mark.parametrize("n", [1, 90])
+def test_the_end_of_a_streamed_response_is_written_by_a_thread_where_that_is_long_and_encoded_once(
+    n: int, watched: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = stream_module._encode
+    threads: dict[str, threading.Thread] = {}
+    tokens: list[Any] = []
+
+    def watched_encode(value: Any) -> str:
+        threads[value.get("type", "")] = threading.current_thread()
+        tokens.extend([value] if "top_logprobs" in value and "token" in value else [])
+        return written(value)
+
+    monkeypatch.setattr(stream_module, "_encode", watched_encode)
+    more: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 20, "stream": True}
+    more |= {
+        "max_output_tokens": n,
+        "ignore_eos": True,
+        "seed": 1,
+        "chat_template_kwargs": {"enable_thinking": False},
+    }
+    told = events(send(watched, "/v1/responses", tools=[], **more))
+    assert (threads["response.output_item.done"] is threads["response.created"]) == (n == 1)
+    deltas = [one for e in told if e["type"] == "response.output_text.delta" for one in e["logprobs"]]
+    assert len(deltas) == len(tokens) and n >= len(deltas) > n // 2
+    by_type = {e["type"]: e for e in told}
+    (item,) = told[-1]["response"]["output"]
+    assert by_type["response.output_item.done"]["item"] == item
+    assert by_type["response.content_part.done"]["part"] == item["content"][0]
+    assert by_type["response.output_text.done"]["logprobs"] == item["content"][0]["logprobs"] == deltas
 
 
 def test_ids_are_asked_for_by_several_threads_at_once() -> None:

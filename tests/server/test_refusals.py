@@ -15,6 +15,7 @@ from flashnext.engine.sampling import Sampling
 from flashnext.server.chat_request import ChatRequest
 from flashnext.server.completion_request import CompletionRequest
 from flashnext.server.drawing import invalid
+from flashnext.server.fields import Unknown
 from flashnext.server.messages_request import MessagesRequest
 from flashnext.server.responses_request import ResponsesRequest
 from flashnext.server.tokens import Detokenize, Tokenize
@@ -159,6 +160,118 @@ def test_a_byte_order_mark_is_one_sentence(server: ServerProcess) -> None:
     assert error["message"] == (
         "body: expected a JSON object, but it begins with a byte order mark, which JSON has not; leave it out"
     )
+
+
+@pytest.mark.parametrize(
+    ("path", "meant"),
+    [
+        ("/chat/completions", "/v1/chat/completions"),
+        ("/v1/chat", "/v1/chat/completions"),
+        ("/v1/chat/completion", "/v1/chat/completions"),
+        ("/v1/v1/messages", "/v1/messages"),
+        ("/v1/health", "/health"),
+        ("/responses/resp_1", "/v1/responses/resp_1"),
+        ("/nowhere", None),
+        ("/v1/embeddings", None),
+    ],
+)
+def test_a_path_without_a_route_is_told_the_one_that_is_meant(
+    path: str, meant: str | None, server: ServerProcess
+) -> None:
+    url = f"http://127.0.0.1:{server.port}{path}"
+    hint = f"; did you mean {meant}?" if meant else ""
+    assert error_of(httpx.post(url, json=CHAT), 404)["message"] == f"POST {path}: Not Found{hint}"
+
+
+def test_a_model_that_is_not_served_is_told_the_names_and_how_it_gets_one(server: ServerProcess) -> None:
+    error = error_of(post(server, {**CHAT, "model": "gpt-4"}), 404)
+    assert (error["param"], error["code"]) == ("model", "model_not_found")
+    assert error["message"] == (
+        "model: 'gpt-4' is not served here; what is goes by the names 'tiny-6bit', 'flashnext'; another one "
+        "is given to it where the server is started: --served-model-name NAME"
+    )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    ("model", "wrong", "told"),
+    [
+        (ResponsesRequest, "messages", "input: missing; this route reads input, and messages belongs to "
+         "/v1/chat/completions and /v1/messages"),
+        (ChatRequest, "prompt", "messages: missing; this route reads messages, and prompt belongs to "
+         "/v1/completions"),
+        (ChatRequest, "input", "messages: missing; this route reads messages, and input belongs to "
+         "/v1/responses"),
+        (MessagesRequest, "input", "messages: missing; this route reads messages, and input belongs to"),
+        (CompletionRequest, "messages", "prompt: missing; this route reads prompt, and messages belongs to"),
+        (ResponsesRequest, "prompt", "prompt: there are no templates here; give instructions and input"),
+    ],
+)  # fmt: skip
+def test_what_is_asked_under_the_name_of_another_route_is_told_both_names(
+    model: Any, wrong: str, told: str, strict: bool
+) -> None:
+    with pytest.raises(InvalidField) as refused:
+        model.read({"model": "x", wrong: "a"}, Unknown(strict))
+    assert str(refused.value).startswith(told)
+
+
+SCHEMA: dict[str, Any] = {"schema": {"type": "object", "unknown": 1}}
+ANSWER = {"type": "json_schema", "json_schema": SCHEMA}
+NAMED = {"type": "function", "function": {"name": "f"}}
+NESTED: list[tuple[Any, dict[str, Any], str]] = [
+    (ChatRequest, {"response_format": {**ANSWER, "strict": True}}, "response_format.strict"),
+    (ChatRequest, {"response_format": {**ANSWER, "json_schema": {**SCHEMA, "x": 1}}},
+     "response_format.json_schema.x"),
+    (ChatRequest, {"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
+    (CompletionRequest, {"response_format": {"type": "text", "x": 1}}, "response_format.x"),
+    (ChatRequest, {"tool_choice": {**NAMED, "x": 1}}, "tool_choice.x"),
+    (ChatRequest, {"tool_choice": {"type": "function", "function": {"name": "f", "x": 1}}},
+     "tool_choice.function.x"),
+    (ChatRequest, {"stream_options": {"x": 1}}, "stream_options.x"),
+    (ChatRequest, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]},
+     "messages[0].content[0].x"),
+    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{**NAMED, "x": 1}]}]},
+     "messages[0].tool_calls[0].x"),
+    (ChatRequest, {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "x": 1}}]}]},
+     "messages[0].tool_calls[0].function.x"),
+    (ResponsesRequest, {"text": {"format": {"type": "json_schema", **SCHEMA, "x": 1}}}, "text.format.x"),
+    (ResponsesRequest, {"text": {"x": 1}}, "text.x"),
+    (ResponsesRequest, {"reasoning": {"x": 1}}, "reasoning.x"),
+    (ResponsesRequest, {"tool_choice": {"type": "function", "name": "f", "x": 1}}, "tool_choice.x"),
+    (ResponsesRequest, {"tools": [{"type": "function", "name": "f", "x": 1}]}, "tools[0].x"),
+    (ResponsesRequest, {"input": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]},
+     "input[0].content[0].x"),
+    (MessagesRequest, {"output_config": {"format": {"type": "json_schema", **SCHEMA, "x": 1}}},
+     "output_config.format.x"),
+    (MessagesRequest, {"thinking": {"type": "adaptive", "x": 1}}, "thinking.x"),
+    (MessagesRequest, {"tool_choice": {"type": "auto", "x": 1}}, "tool_choice.x"),
+    (MessagesRequest, {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "x": 1}]}]},
+     "messages[0].content[0].x"),
+]  # fmt: skip
+PLAIN: dict[Any, dict[str, Any]] = {
+    ChatRequest: {"messages": [{"role": "user", "content": "a"}]},
+    CompletionRequest: {"prompt": "a"},
+    ResponsesRequest: {"input": "a", "tools": [{"type": "function", "name": "f"}]},
+    MessagesRequest: {"messages": [{"role": "user", "content": "a"}], "max_tokens": 5},
+}
+
+
+@pytest.mark.parametrize(("model", "more", "field"), NESTED, ids=[f"{m.__name__} {f}" for m, _, f in NESTED])
+def test_an_unknown_field_at_any_depth_is_warned_of_or_refused_with_its_place(
+    model: Any, more: dict[str, Any], field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = {"model": "x", **PLAIN[model], **more}
+    with pytest.raises(InvalidField, match="unknown field") as refused:
+        model.read(body, Unknown(strict=True))
+    assert refused.value.field == field
+    with caplog.at_level("WARNING"):
+        model.read(body, Unknown())
+    assert f"the field {re.sub('[0-9]+', '', field)} is unknown" in caplog.text
+
+
+def test_a_part_that_is_no_text_is_refused_for_that_and_not_for_its_fields() -> None:
+    part = {"type": "image_url", "image_url": {"url": "data:,"}}
+    ChatRequest.read({"model": "x", "messages": [{"role": "user", "content": [part]}]}, Unknown(strict=True))
 
 
 def user(**message: Any) -> dict[str, Any]:

@@ -34,7 +34,7 @@ COPIED_FILES = (
     "video_preprocessor_config.json", "processor_config.json", "LICENSE",
 )  # fmt: skip
 _CHUNK_VALUES = 1 << 22  # values read, quantized and written at once
-_SPARE_BYTES = 16 << 20  # room on disk for headers and copied files
+_SPARE_BYTES = 16 << 20  # room on disk for headers, beside tensors and copied files
 
 Progress = Callable[[int, int], None]
 Pieces = list[tuple[str, bytes]]  # names of output tensors, and their next bytes
@@ -89,17 +89,20 @@ def convert(
     quantization = converted(checkpoint.config, bits, group, table_group, f"{checkpoint.path}: ")
     steps = _plan_steps(checkpoint, quantization)
     plans = [plan for step in steps for plan in _output_plans(step)]
-    _check_disk(target, sum(plan.nbytes for plan in plans))
+    found = {name: find_file(checkpoint.path, name) for name in COPIED_FILES}
+    copied = {name: path for name, path in found.items() if path is not None}
+    raw = read_json(need_file(checkpoint.path, "config.json"))
+    _check_disk(
+        target, sum(plan.nbytes for plan in plans) + sum(path.stat().st_size for path in copied.values())
+    )
     work = target.with_name(f"{target.name}.partial-{secrets.token_hex(4)}")
     try:
         work.mkdir()
+        # What can fail at once comes first: quantizing takes minutes. The last file makes it a checkpoint.
+        for name, path in copied.items():
+            shutil.copyfile(path, work / name)
         with ShardedWriter(work, plans, shard_bytes, {"format": "mlx"}) as writer:
             _write_tensors(checkpoint, steps, writer, progress or (lambda done, total: None))
-        for name in COPIED_FILES:
-            path = find_file(checkpoint.path, name)
-            if path is not None:
-                shutil.copyfile(path, work / name)
-        raw = read_json(need_file(checkpoint.path, "config.json"))
         write_json(work / "config.json", raw | {"quantization": _section(steps, quantization.default)})
         work.rename(target)
     except OSError as error:
@@ -122,6 +125,8 @@ def _check_target(target: Path) -> None:
         raise CheckpointError(f"{target} is in the way; name a folder that does not exist yet")
     if target.is_dir() and any(target.iterdir()):
         raise CheckpointError(f"{target} is not empty; name a folder that does not exist yet")
+    if os.path.ismount(target):
+        raise CheckpointError(f"{target} is a mount point, which cannot be replaced; name a folder in it")
     if not target.resolve().parent.is_dir():
         raise CheckpointError(f"{target.resolve().parent} does not exist; make it first")
 

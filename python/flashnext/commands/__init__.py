@@ -26,7 +26,7 @@ from flashnext.checkpoint.affine import SUPPORTED_BITS, SUPPORTED_GROUPS
 from flashnext.checkpoint.convert import convert as convert_checkpoint
 from flashnext.checkpoint.expected import describe
 from flashnext.checkpoint.summary import Summary
-from flashnext.cli import drop_output
+from flashnext.cli import drop_output, until_seen_enough
 from flashnext.commands.batching import batch
 from flashnext.commands.benching import bench
 from flashnext.commands.pointing import clients, completion
@@ -342,9 +342,13 @@ COMMANDS: tuple[Callable[[argparse.ArgumentParser], Run], ...] = (
 
 def parser_of_all() -> argparse.ArgumentParser:
     """Make the parser of all commands."""
-    parser = Parser(prog="flashnext", description="Tools around flashnext checkpoints.")
+    parser = Parser(
+        prog="flashnext",
+        description="Tools around flashnext checkpoints. The server is another program: flashnext-serve.",
+        epilog="`flashnext COMMAND --help` tells of one command, `flashnext-serve --help` of the server.",
+    )
     parser.add_argument("--version", action="version", version=f"flashnext {VERSION}")
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(metavar="COMMAND")
     for command in COMMANDS:
         doc = command.__doc__ or ""
         sub = subparsers.add_parser(command.__name__, help=doc.splitlines()[0].rstrip("."), description=doc)
@@ -353,16 +357,23 @@ def parser_of_all() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `flashnext ARGV`; the status is its own, 1 after an error (told in one line), 130 after Ctrl-C."""
-    args, stray = parser_of_all().parse_known_args(argv)
-    if stray:
-        args.parser.error(f"unrecognized arguments: {' '.join(stray)}")
+    """Run `flashnext ARGV`.
+
+    Returns:
+        The command's own status, 1 after an error (told in one line), 2 where the command line is wrong or
+        names no command (help is shown then), 130 after Ctrl-C.
+    """
+    parser = parser_of_all()
     status: int | None = 0
     try:
-        status = args.run(args)
-        sys.stdout.flush()
-    except BrokenPipeError:  # whoever reads our output has seen enough
-        drop_output()
+        with until_seen_enough():
+            args, stray = parser.parse_known_args(argv)
+            if stray:
+                getattr(args, "parser", parser).error(f"unrecognized arguments: {' '.join(stray)}")
+            if "run" not in args:
+                parser.print_help(sys.stderr)
+                return 2
+            status = args.run(args)
     except (FlashnextError, OSError) as error:
         print(f"flashnext: {error}", file=sys.stderr)
         if not isinstance(error, FlashnextError):  # its own output

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from flashnext.cli import find_model
+from flashnext.cli import find_model, model_name
 from flashnext.commands.loading import add_loading_options
 from flashnext.engine.defaults import PARALLEL
 from flashnext.engine.wording import FLAGS
@@ -126,7 +126,8 @@ def _answer_lines(args: argparse.Namespace, source: BinaryIO) -> tuple[int, int,
     from flashnext.server.offline import URLS, Offline
 
     found = survey(source)
-    path, name = find_model(args.model or BUNDLED, args.offline)
+    given = args.model or BUNDLED
+    path, name = find_model(given, args.offline), model_name(given)
     settings = _settings(args, clean_text(name))
     with Output(args.output) as output:
         set_up("warning", "auto")

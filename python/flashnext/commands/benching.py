@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flashnext.cli import find_model
+from flashnext.cli import find_model, model_name
 from flashnext.commands.loading import add_loading_options
 from flashnext.engine.defaults import MAX_PARALLEL
 from flashnext.engine.wording import FLAGS
@@ -98,7 +98,8 @@ def bench(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], Non
 def _run(args: argparse.Namespace) -> None:
     from flashnext.engine.engine import BUNDLED, Engine
 
-    path, name = find_model(args.model or BUNDLED, args.offline)
+    given = args.model or BUNDLED
+    path, name = find_model(given, args.offline), model_name(given)
 
     def load(parallel: int, drafts: int) -> Engine:
         return Engine(

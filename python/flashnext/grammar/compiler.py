@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from flashnext.grammar import lark, regexes
+from flashnext.grammar import lark, numbers, regexes
 from flashnext.grammar import schema as schemas
 from flashnext.grammar.spec import Grammar, GrammarError
 from flashnext.grammar.tools import calls_lark
@@ -119,13 +118,13 @@ class Compiler:
             GrammarError: It cannot be enforced, or is too large.
         """
         if grammar.kind == "json":
-            source = self._json(json.loads(grammar.source), grammar.strict)
+            source = _of_schema(self._checked(numbers.loads(grammar.source), grammar.strict))
         elif grammar.kind == "regex":
             if wrong := _wrong_regex(grammar.source):
                 raise GrammarError(wrong)
             source = LLMatcher.grammar_from_regex(grammar.source)
         elif grammar.kind == "choice":
-            choices = json.loads(grammar.source)
+            choices = numbers.loads(grammar.source)
             if any(len(one) > regexes.MAX_POSITIONS for one in choices):
                 raise GrammarError(f"a text of more than {regexes.MAX_POSITIONS} characters is not supported")
             rules = " | ".join(lark.literal(one) for one in choices)
@@ -141,6 +140,10 @@ class Compiler:
             source = LLMatcher.grammar_from_lark(grammar.source)
         else:
             raise GrammarError(f"unknown kind {grammar.kind!r}")
+        return Compiled(self.vocabulary, self._begun(grammar, source))
+
+    def _begun(self, grammar: Grammar, source: str) -> LLMatcher:
+        """Have a grammar compiled that has been checked, and see that something matches it."""
         matcher = self._matcher(source)
         if matcher.is_error():
             raise self._failure(grammar, matcher.get_error())
@@ -148,49 +151,54 @@ class Compiler:
             raise GrammarError("no JSON is valid under it: it leads to itself")
         if not any(matcher.compute_bitmask()) or matcher.is_error():
             raise self._failure(grammar, matcher.get_error() or "nothing matches it")
-        return Compiled(self.vocabulary, matcher)
+        return matcher
 
     def _matcher(self, source: str) -> LLMatcher:
         return LLMatcher(self._tokenizer, source, log_level=0, limits=_LIMITS)
 
     def _calls(self, grammar: Grammar) -> str:
-        asked = json.loads(grammar.source)
+        asked = numbers.loads(grammar.source)
         text = None
         if "text" in asked:
             try:
-                self.compile(Grammar.json_schema(asked["text"], strict=grammar.strict))
                 text = self._checked(asked["text"], grammar.strict)
+                # By itself first, so that what is wrong with it is told as its own.
+                self._begun(Grammar.json_schema(asked["text"]), _of_schema(text))
             except GrammarError as error:
                 raise GrammarError(error.reason, "/text" + error.pointer) from None
         return self._lark_of(asked["tools"], several=asked["several"], first=asked["first"], text=text)
 
     def _lark_of(
-        self, tools: Sequence[Mapping[str, Any]], *, several: bool = False, first: int = 0, text: Any = None
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        several: bool = False,
+        first: int = 0,
+        text: Any = None,
+        only: str | None = None,
     ) -> str:
         return calls_lark(
             tools,
+            only=only,
             several=several,
             first=first,
             tags=self.vocabulary.control_ids,
             check=lambda schema: self._checked(schema, strict=False, annotate=True),
-            json_rule=lambda schema: f"%json {json.dumps(_with_white_space(schema))}",
+            json_rule=lambda schema: f"%json {numbers.dumps(_with_white_space(schema))}",
             text=text,
         )
 
     def _checked(self, schema: Any, strict: bool, annotate: bool = False) -> Any:
         return schemas.check(schema, strict=strict, check_pattern=_wrong_regex, annotate=annotate)
 
-    def _json(self, schema: Any, strict: bool) -> str:
-        return _of_schema(self._checked(schema, strict))
-
     def _failure(self, grammar: Grammar, error: str) -> GrammarError:
         """Say what is wrong, and of a schema where: in the innermost schema that fails by itself."""
         if grammar.kind == "calls":
-            asked = json.loads(grammar.source)
+            asked = numbers.loads(grammar.source)
             return self._failed_calls(asked["tools"], asked["first"], error)
         if grammar.kind != "json":
             return GrammarError(first_line(error))
-        root = schemas.check(json.loads(grammar.source), strict=False, check_pattern=lambda pattern: "")
+        root = schemas.check(numbers.loads(grammar.source), strict=False, check_pattern=lambda pattern: "")
         shared = {
             key: root[key] for key in ("$defs", "definitions") if isinstance(root, dict) and key in root
         }
@@ -213,10 +221,7 @@ class Compiler:
             for key in tool["parameters"].get("properties", {})
         ]
         for i, tool, key in values[:_DIAGNOSED]:
-            parameters = tool["parameters"]
-            alone = {**parameters, "properties": {key: parameters["properties"][key]}, "required": []}
-            alone.pop("minProperties", None)
-            source = self._lark_of([{"name": tool["name"], "parameters": alone}], first=i)
+            source = self._lark_of([tool], first=i, only=key)
             matcher = self._matcher(LLMatcher.grammar_from_lark(source))
             if matcher.is_error() and "does not exist" not in matcher.get_error():
                 pointer = f"/{i}/function/parameters/properties/{schemas.escape(key)}"
@@ -237,7 +242,7 @@ def _of_schema(schema: Any) -> str:
     schema = {} if schema is True else schema
     try:
         return LLMatcher.grammar_from_json_schema(
-            json.dumps(schema), overrides={"whitespace_pattern": WHITE_SPACE}
+            numbers.dumps(schema), overrides={"whitespace_pattern": WHITE_SPACE}
         )
     except ValueError as error:  # it is more than it reads, as a number of 400 digits is
         raise GrammarError(first_line(str(error))) from None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
+from flashnext.grammar import numbers
 from flashnext.grammar.regexes import MAX_NESTING, MAX_POSITIONS, positions, times
 from flashnext.grammar.spec import GrammarError
 
@@ -145,7 +146,7 @@ def _keyword(word: str, text: str, at: int, body: list[_Token], check_schema: Ca
     if word in ("%ignore", "%import"):
         return at
     try:
-        value, end = json.JSONDecoder().raw_decode(text, _behind_space(text, at))
+        value, end = numbers.decoder().raw_decode(text, _behind_space(text, at))
     except (ValueError, RecursionError):
         raise GrammarError(f"expected JSON behind {word}") from None
     if word == "%json":

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
+from flashnext.grammar.numbers import is_exact
 from flashnext.grammar.spec import GrammarError
 from flashnext.grammar.work import Node, Work, require_few_ways
 
@@ -24,8 +25,8 @@ MAX_PATTERNS = 512
 TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
 
 # Keywords that hold schemas: one, a list of them, or a mapping of names to them.
-_ONE = ("items", "additionalProperties", "additionalItems")
-_LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
+ONE = ("items", "additionalProperties", "additionalItems")
+LISTS = ("prefixItems", "anyOf", "oneOf", "allOf")
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 
 # Keywords that constrain and cannot be enforced while a reply is written; the values that ask for nothing.
@@ -82,13 +83,13 @@ def nodes(root: Any, pointer: str = "") -> Iterator[Node]:
 
 
 def _within(node: Node) -> Iterator[Node]:
-    for key in _ONE:
+    for key in ONE:
         value = node.schema.get(key)
         if isinstance(value, list) and key == "items":  # of older drafts
             raise GrammarError("a list of schemas; give prefixItems", f"{node.pointer}/items")
         if value is not None:
             yield Node(value, f"{node.pointer}/{key}", node.depth + 1)
-    for key in _LISTS:
+    for key in LISTS:
         value = node.schema.get(key, [])
         if not isinstance(value, list):
             raise GrammarError(f"expected a list of schemas, found {_kind(value)}", f"{node.pointer}/{key}")
@@ -135,8 +136,8 @@ def check(root: Any, *, strict: bool, check_pattern: Callable[[str], str], annot
             if len(known) > MAX_SCHEMAS:
                 raise GrammarError(f"it holds more than {MAX_SCHEMAS} schemas")
             _check_keywords(node)
-            _check_values(node, check_pattern, annotate)
             _check_exact(node)
+            _check_values(node, check_pattern, annotate)
             work.add(node)
             if "$ref" in node.schema:
                 # What is referred to may stand where no keyword holds schemas.
@@ -200,7 +201,7 @@ def _check_values(node: Node, check_pattern: Callable[[str], str], annotate: boo
             )
     for key in _COUNTS:
         value = schema.get(key, 0)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value != int(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or value < 0 or value % 1 != 0:
             raise GrammarError(f"expected a count, found {value!r}"[:200], f"{node.pointer}/{key}")
     for key in _NUMBERS:
         value = schema.get(key, 1)
@@ -246,7 +247,8 @@ def _check_exact(node: Node) -> None:
     """Refuse numbers that a double does not hold, for they would be enforced as others."""
     schema = node.schema
     given = [(key, schema[key]) for key in ("const", *_NUMBERS) if key in schema]
-    given += [(f"enum/{i}", one) for i, one in enumerate(schema.get("enum", []))]
+    listed = schema.get("enum", [])
+    given += [(f"enum/{i}", one) for i, one in enumerate(listed if isinstance(listed, list) else [])]
     for key, value in given:
         level = [value]
         while level:
@@ -254,6 +256,12 @@ def _check_exact(node: Node) -> None:
                 if isinstance(one, int) and abs(one) > MAX_EXACT:
                     raise GrammarError(
                         f"{str(one)[:40]} is beyond 2^53, where numbers are not kept exactly; give a string",
+                        f"{node.pointer}/{key}",
+                    )
+                if isinstance(one, float) and not is_exact(one):
+                    raise GrammarError(
+                        f"{str(one)[:80]} has more digits than a double holds, which would be enforced as "
+                        f"{float.__repr__(one)}; give that, or a string",
                         f"{node.pointer}/{key}",
                     )
             level = [one for outer in level for one in _items(outer)]
@@ -323,9 +331,9 @@ def _without_neutral(schema: Any) -> Any:
             continue
         if key == "format" and value not in FORMATS:
             continue
-        if key in _ONE:
+        if key in ONE:
             out[key] = _without_neutral(value)
-        elif key in _LISTS:
+        elif key in LISTS:
             out[key] = [_without_neutral(one) for one in value]
         elif key in _MAPS:
             out[key] = {name: _without_neutral(one) for name, one in value.items()}
@@ -338,7 +346,7 @@ def _without_neutral(schema: Any) -> Any:
 
 ASKING = frozenset(
     {
-        *(*_ONE, *_LISTS, "properties", "patternProperties", *_COUNTS, *_NUMBERS),
+        *(*ONE, *LISTS, "properties", "patternProperties", *_COUNTS, *_NUMBERS),
         *("$ref", "type", "enum", "const", "required", "pattern", "format"),
     }
 )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from flashnext.errors import InvalidArgument
+from flashnext.grammar import numbers
 
 MAX_CHARS = 262_144
 """Longest schema, as JSON, or other text of a grammar."""
@@ -127,13 +127,13 @@ class Grammar:
             raise GrammarError(
                 "only JSON can be asked for instead of calls, since other text may look like one"
             )
-        asked["text"] = json.loads(text.source)
+        asked["text"] = numbers.loads(text.source)
         return cls("calls", _text(asked), text.strict, field, text.field)
 
 
 def _text(value: Any) -> str:
     try:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+        return numbers.dumps(value)
     except RecursionError:
         raise GrammarError("it is nested too deep") from None
     except (TypeError, ValueError) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,6 +30,7 @@ def calls_lark(
     json_rule: Callable[[Any], str],
     first: int = 0,
     text: Any = None,
+    only: str | None = None,
 ) -> str:
     """Write the grammar of a reply that calls tools and says nothing else, or the text that it may say.
 
@@ -42,6 +42,7 @@ def calls_lark(
         json_rule: Writes what JSON under a schema is.
         first: How many tools there are before these, for errors.
         text: The schema of JSON that it may say instead of calling; None for none.
+        only: The one parameter that is written, to see whether that is what is wrong; None for all.
 
     Raises:
         GrammarError: A tool cannot be called in this format, or its schema cannot be enforced.
@@ -53,7 +54,7 @@ def calls_lark(
     for i, tool in enumerate(tools):
         pointer = f"/{first + i}/function/parameters"
         try:
-            rules.add_tool(f"tool{i}", tool["name"], check(tool["parameters"]))
+            rules.add_tool(f"tool{i}", tool["name"], check(tool["parameters"]), only)
         except GrammarError as error:
             raise GrammarError(error.reason, pointer + error.pointer) from None
     names = " | ".join(f"tool{i}" for i in range(len(tools)))
@@ -82,14 +83,16 @@ class _Rules:
             raise GrammarError("its references make it too large; give smaller schemas")
         self.lines.append(line)
 
-    def add_tool(self, rule: str, name: str, parameters: Any) -> None:
-        """Write a tool's rule: its function with its parameters in the order of the schema."""
+    def add_tool(self, rule: str, name: str, parameters: Any, only: str | None) -> None:
+        """Write a tool's rule: its function with its parameters, or one of them, in their order."""
         root = parameters if isinstance(parameters, Mapping) else {}
         given = _object(root)
         properties = given.get("properties", {})
         required = set(given.get("required", []))
         parts = [_text(f"<function={name}>\n")]
         for j, (key, schema) in enumerate(properties.items()):
+            if only not in (None, key):
+                continue
             try:
                 if not _KEY.fullmatch(key) or key != key.strip():
                     raise GrammarError("a name that the format cannot write")
@@ -118,7 +121,7 @@ class _Rules:
         ]
         for k, other in enumerate(_others(found, schema), len(options)):
             options.append(f"{rule}_{k} {_text(CLOSING)}")
-            self.add(f"{rule}_{k}: {self._json_rule(_alone(other, root))}")
+            self.add(f"{rule}_{k}: {self._json_rule(alone(other, root))}")
         self.add(f"{rule}: {' | '.join(options)}")
         return rule
 
@@ -192,21 +195,38 @@ def _others(found: Alternatives, schema: Any) -> list[Any]:
     return found.others
 
 
-def _alone(schema: Any, root: Mapping[str, Any]) -> Any:
-    """Make a schema stand by itself: references to its root lead into a copy of that."""
-    moved = _moved(schema)
-    if "$ref" not in json.dumps(moved) or not isinstance(moved, Mapping):
-        return moved
-    return {**moved, "$defs": {"root": _moved(root)}}
+def alone(schema: Any, root: Any) -> Any:
+    """Make a schema stand by itself: what it refers to, near and far, and no more of its root goes with it.
 
+    Args:
+        schema: That has been checked.
+        root: What its references start from.
+    """
+    names: dict[str, str] = {}  # of definitions, by the references to them
 
-def _moved(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            key: "#/$defs/root" + one[1:] if key == "$ref" and isinstance(one, str) else _moved(one)
-            for key, one in value.items()
-        }
-    return [_moved(one) for one in value] if isinstance(value, list) else value
+    def moved(one: Any) -> Any:
+        if not isinstance(one, Mapping):
+            return one
+        out: dict[str, Any] = {}
+        for key, value in one.items():
+            if key == "$ref":
+                out[key] = f"#/$defs/{names.setdefault(value, str(len(names)))}"
+            elif key in schemas.ONE:
+                out[key] = moved(value)
+            elif key in schemas.LISTS:
+                out[key] = [moved(inner) for inner in value]
+            elif key in ("properties", "patternProperties"):
+                out[key] = {name: moved(inner) for name, inner in value.items()}
+            elif key in schemas.ASKING:
+                out[key] = value
+        return out
+
+    whole = moved(schema)
+    targets: dict[str, Any] = {}
+    while len(targets) < len(names):  # each may refer to more
+        ref = list(names)[len(targets)]
+        targets[names[ref]] = moved(schemas.resolve(root, ref))
+    return {**whole, "$defs": targets} if targets else whole
 
 
 def _text(text: str) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from functools import partial
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
 
@@ -30,6 +31,10 @@ class Answer(Protocol):
     """
 
     framing: ClassVar[Framing]
+
+    @property
+    def repeated_bytes(self) -> int:
+        """How much the end of a stream tells again of what the stream has told."""
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
         """Write all replies as one object in JSON; by another thread where that is long."""
@@ -159,13 +164,16 @@ class Running:
             yield answer.first_chunks()
             async for came in arrivals(self.requests):
                 self._require_time()
-                yield [chunk for index, event in came for chunk in answer.chunks(index, event)]
+                n_bytes = sum(_told_bytes(event) for _, event in came)
+                if any(event.finish_reason is not None for _, event in came):
+                    n_bytes += answer.repeated_bytes
+                yield await worked_out(partial(_chunks, answer, came), n_bytes)
             yield answer.last_chunks()
         except Exception as error:
             if not isinstance(error, FlashnextError):
                 _log.exception("a stream failed")
             self.error = error
-            yield answer.error_chunks(error)
+            yield await worked_out(partial(answer.error_chunks, error), answer.repeated_bytes)
 
     def _require_time(self) -> None:
         if self._late:
@@ -180,9 +188,11 @@ class Running:
             request.cancel()
 
 
-def _told_bytes(reply: Reply) -> int:
-    """Guess how much JSON a reply is: a hundred bytes for each token whose log-probability is told."""
-    told = [
-        len(found) * (1 + len(found[-1].top)) for found in (reply.logprobs, reply.prompt_logprobs) if found
-    ]
-    return len(reply.text) + len(reply.reasoning) + 100 * sum(told)
+def _chunks(answer: Answer, came: Sequence[tuple[int, Event]]) -> list[Chunk]:
+    return [chunk for index, event in came for chunk in answer.chunks(index, event)]
+
+
+def _told_bytes(told: Reply | Event) -> int:
+    """Guess how much JSON a reply or event is: a hundred bytes for each log-probability that is told."""
+    n = [len(found) * (1 + len(found[-1].top)) for found in (told.logprobs, told.prompt_logprobs) if found]
+    return len(told.text) + len(told.reasoning) + 100 * sum(n)

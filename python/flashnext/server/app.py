@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
@@ -46,11 +47,31 @@ ROUTES: tuple[tuple[str, str, Handler], ...] = (
 )
 
 
+_PATHS = tuple(dict.fromkeys(path for _, path, _ in ROUTES))
+_PATTERNS = tuple(compile_path(path)[0] for path in _PATHS)
+_LONGEST = 200  # of a path that is compared with those of routes
+
+
+def _nearest(path: str) -> str | None:
+    """Find the route that is meant by a path that is none: with /v1 or without, longer, or the most alike."""
+    if len(path) > _LONGEST:
+        return None
+    for other in (f"/v1{path}", path, path.removeprefix("/v1")):
+        if any(pattern.match(other) for pattern in _PATTERNS):
+            return other
+        if longer := [known for known in _PATHS if known.startswith(f"{other}/")]:
+            return longer[0]
+    return next(iter(difflib.get_close_matches(path, _PATHS, n=1, cutoff=0.75)), None)
+
+
 async def _on_error(http: Request, error: Exception) -> Response:
     headers = None
     if isinstance(error, HTTPException):
         headers = error.headers
-        error = HTTPException(error.status_code, f"{http.method} {http.url.path}: {error.detail}")
+        told = f"{http.method} {http.url.path}: {error.detail}"
+        if error.status_code == 404 and (near := _nearest(http.url.path)):
+            told += f"; did you mean {near}?"
+        error = HTTPException(error.status_code, told)
     return ErrorResponse(error, headers)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flashnext.errors import InvalidArgument
-from flashnext.server.fields import Unknown
+from flashnext.server.fields import PARTS, Unknown, know
 from flashnext.text.arguments import TOOL_NAME
 from flashnext.text.jsontext import clean_value, loads
 from flashnext.text.messages import InvalidField, cut
@@ -70,24 +70,6 @@ def joined_text(content: Any, field: str, kinds: Mapping[str, str], unknown: Unk
         know(part, PARTS, place, unknown)
         texts.append(text_in(part, kinds[kind], place))
     return "".join(texts)
-
-
-# Fields of the parts of texts that have no effect, or say what the part is.
-PARTS = (
-    *("type", "text", "refusal", "annotations", "citations", "logprobs"),
-    *("cache_control", "prompt_cache_breakpoint"),
-)
-
-
-def know(value: Mapping[str, Any], known: Sequence[str], field: str, unknown: Unknown) -> None:
-    """Look for unknown fields of an object.
-
-    Raises:
-        InvalidField: There is one, where those are refused.
-    """
-    for name, found in value.items():
-        if found is not None and name not in known:
-            unknown.meet(f"{field}.{name}", f"{re.sub('[0-9]+', '', field)}.{name}")
 
 
 def refused_type(kind: Any, field: str, known: Mapping[str, Any] | Sequence[str]) -> InvalidField:

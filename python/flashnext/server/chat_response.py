@@ -63,6 +63,11 @@ class ChatResponse:
         """Start the choices."""
         self._choices = [_Choice(seed, Usage(len(self.prompt_ids), 0, 0)) for seed in self.seeds]
 
+    @property
+    def repeated_bytes(self) -> int:
+        """Nothing: the end tells what is new alone."""
+        return 0
+
     def whole(self, replies: Sequence[Reply]) -> bytes:
         """Write all choices, one for each seed, as one object in JSON."""
         out = self._head("chat.completion")

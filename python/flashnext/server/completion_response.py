@@ -84,6 +84,11 @@ class CompletionResponse:
     end_usage: bool
     each_usage: bool
 
+    @property
+    def repeated_bytes(self) -> int:
+        """Nothing: the end tells what is new alone."""
+        return 0
+
     def whole(self, replies: Sequence[Reply]) -> bytes:
         """Write all choices in JSON; without replies, as for max_tokens 0, the prompts alone."""
         given: Sequence[Reply | None] = replies or [None] * len(self.choices)

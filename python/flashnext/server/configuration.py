@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from flashnext.errors import InvalidArgument
 
 PREFIX = "FLASHNEXT_"
 _SECRETS = ("api_key",)
+_DEFAULT = re.compile(r"\(default:? (.*)\)\Z")
 _LEFT_OUT = ("help", "version", "config", "print_config")
 _WORDS = {
     "1": True,
@@ -83,16 +85,18 @@ def parse(
 def written(parser: argparse.ArgumentParser, args: argparse.Namespace, sources: Mapping[str, str]) -> str:
     """Write every option with its value and where that comes from, as a file that `--config` reads back.
 
-    Keys are left out, as are values that there are none of; an option that knows `auto` has that instead.
+    Keys are left out, as are values that there are none of, of which it says what help does; an option that
+    knows `auto` has that instead.
     """
     autos = {action.dest for action in parser._actions if str(action.metavar).startswith("auto|")}
+    defaults = {action.dest: _default(action) for action in parser._actions}
     rows = [f"# {parser.prog} --config FILE reads this; behind each option stands where its value comes from"]
     for dest, source in sources.items():
         name, value = dest.replace("_", "-"), getattr(args, dest)
         if value is None and dest in autos:
             value = "auto"
         if value is None:
-            row = f"# {name} is not set"
+            row = f"# {name} is not set{defaults[dest]}"
         elif dest in _SECRETS:
             row = f"# {name} is left out: {len(value)} given"
         else:
@@ -102,6 +106,12 @@ def written(parser: argparse.ArgumentParser, args: argparse.Namespace, sources: 
                 row = f"# {name} is left out: it is no text in UTF-8"
         rows.append(f"{row:<40} # {ascii(source)[1:-1]}")
     return "\n".join(rows)
+
+
+def _default(action: argparse.Action) -> str:
+    """Say what counts where an option is not set, as its help has it."""
+    found = _DEFAULT.search(action.help or "")
+    return f": {found[1].replace('%%', '%')}" if found else ""
 
 
 def _toml(value: Any) -> str:

@@ -12,7 +12,7 @@ from flashnext.grammar import Grammar
 from flashnext.server import structured
 from flashnext.server.fields import Table, Unknown, honoured_fields, known_options
 from flashnext.server.settings import Defaults
-from flashnext.server.structured import read_grammar
+from flashnext.server.structured import know_format, read_grammar
 from flashnext.text.messages import InvalidField, cut
 
 MAX_CHOICES = 64
@@ -85,6 +85,7 @@ class Drawn(BaseModel):
                 ("include_obfuscation",),
                 unknown,
             )
+        know_format(fields.get("response_format"), "response_format", unknown)
         request = checked(cls, fields)
         if request.min_tokens and not request.ignore_eos:
             raise InvalidField(

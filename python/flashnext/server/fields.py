@@ -16,6 +16,7 @@ from flashnext.text.messages import InvalidField
 
 _log = logging.getLogger("flashnext.server")
 
+_NUMBER = re.compile(r"[0-9]+")
 _HEAD = re.compile(r"\w+")
 
 Kind = Literal["honoured", "harmless", "refused"]
@@ -197,6 +198,7 @@ def honoured_fields(body: Mapping[str, Any], table: Table, unknown: Unknown) -> 
     Raises:
         InvalidField: A field that is refused, or an unknown one where those are.
     """
+    _require_question(body, table)
     found: dict[str, Any] = {}
     for name, value in body.items():
         if value is None:
@@ -209,6 +211,30 @@ def honoured_fields(body: Mapping[str, Any], table: Table, unknown: Unknown) -> 
         elif rule.kind == "refused" and not any(_same(value, neutral) for neutral in rule.neutral):
             raise InvalidField(name, rule.note)
     return found
+
+
+# What is asked, which each route has under a name of its own, and the routes that have it.
+_QUESTIONS = {
+    "messages": "/v1/chat/completions and /v1/messages",
+    "prompt": "/v1/completions",
+    "input": "/v1/responses",
+}
+
+
+def _require_question(body: Mapping[str, Any], table: Table) -> None:
+    """Refuse a body that asks under the name of another route, and not under the one of its own.
+
+    Raises:
+        InvalidField: It does.
+    """
+    own = [name for name in _QUESTIONS if name in table and table[name].kind == "honoured"]
+    if not own or any(body.get(name) is not None for name in own):
+        return
+    for name, routes in _QUESTIONS.items():
+        if name not in table and body.get(name) is not None:
+            raise InvalidField(
+                own[0], f"missing; this route reads {' or '.join(own)}, and {name} belongs to {routes}"
+            )
 
 
 @contextmanager
@@ -235,6 +261,25 @@ def _same(value: Any, neutral: Any) -> bool:
     return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
 
 
+PARTS = (
+    *("type", "text", "refusal", "annotations", "citations", "logprobs"),
+    *("cache_control", "prompt_cache_breakpoint"),
+)
+"""Fields of the parts of texts that have no effect, or say what the part is."""
+_TEXTS = ("text", "refusal")
+
+
+def know(value: Any, known: Sequence[str], field: str, unknown: Unknown) -> None:
+    """Look for unknown fields of an object; of what is none somebody else complains.
+
+    Raises:
+        InvalidField: There is one, where those are refused.
+    """
+    for name, found in value.items() if isinstance(value, Mapping) else ():
+        if found is not None and name not in known:
+            unknown.meet(f"{field}.{name}", f"{_NUMBER.sub('', field)}.{name}")
+
+
 def know_messages(messages: Sequence[Mapping[str, Any]], unknown: Unknown) -> None:
     """Look for unknown fields in the messages of a chat.
 
@@ -242,9 +287,15 @@ def know_messages(messages: Sequence[Mapping[str, Any]], unknown: Unknown) -> No
         InvalidField: There is one, where those are refused.
     """
     for i, message in enumerate(messages):
-        for name, value in message.items():
-            if value is not None and name not in MESSAGE:
-                unknown.meet(f"messages[{i}].{name}", f"messages[].{name}")
+        field = f"messages[{i}]"
+        know(message, tuple(MESSAGE), field, unknown)
+        for name, known in (("content", PARTS), ("tool_calls", ("id", "type", "function", "index"))):
+            listed = message.get(name)
+            for j, one in enumerate(listed if isinstance(listed, list) else ()):
+                if not isinstance(one, Mapping) or (known is PARTS and one.get("type") not in _TEXTS):
+                    continue  # which is refused for what it is
+                know(one, known, f"{field}.{name}[{j}]", unknown)
+                know(one.get("function"), ("name", "arguments"), f"{field}.{name}[{j}].function", unknown)
 
 
 def known_options(

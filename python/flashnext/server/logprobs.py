@@ -33,12 +33,13 @@ class ChatLogprobs:
 
     def write(self, told: Event | Reply) -> dict[str, Any]:
         """Write the object `logprobs` of a step of a reply, or of all of it."""
-        out: dict[str, Any] = {"content": [self._entry(one) for one in told.text_logprobs], "refusal": None}
+        out: dict[str, Any] = {"content": [self.entry(one) for one in told.text_logprobs], "refusal": None}
         if told.reasoning_logprobs:
-            out["reasoning_content"] = [self._entry(one) for one in told.reasoning_logprobs]
+            out["reasoning_content"] = [self.entry(one) for one in told.reasoning_logprobs]
         return out
 
-    def _entry(self, token: TokenLogprob) -> dict[str, Any]:
+    def entry(self, token: TokenLogprob) -> dict[str, Any]:
+        """Write the log-probability of one token."""
         return {
             **self._value(token.token_id, token.logprob),
             "top_logprobs": [self._value(token_id, value) for token_id, value in token.top],

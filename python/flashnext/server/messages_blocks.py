@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashnext.server.chat_form import (
-    PARTS,
     call,
     joined_text,
-    know,
     objects,
     refused_type,
     text_in,
     tool_name,
     unseal,
 )
-from flashnext.server.fields import Unknown
+from flashnext.server.fields import PARTS, Unknown, know
 from flashnext.text.messages import InvalidField, cut
 
 _TEXT = {"text": "text"}

@@ -22,7 +22,7 @@ from flashnext.server.fields import (
 )
 from flashnext.server.messages_blocks import chat_of, system_of
 from flashnext.server.settings import Defaults
-from flashnext.server.structured import either, read_format, read_tool_choice
+from flashnext.server.structured import either, know_format, read_format, read_tool_choice
 from flashnext.text.messages import InvalidField, cut
 
 TOOL = (
@@ -91,6 +91,7 @@ class MessagesPrompt(BaseModel):
                 "thinking.budget_tokens", f"expected a whole number from 0, found {cut(repr(budget), 80)}"
             )
         form = known_options(self.output_config, "output_config", ("effort", "format"), (), unknown)
+        know_format(form.get("format"), "output_config.format", unknown)
         self._form = read_format(form.get("format", {"type": "text"}), "output_config.format")
         _require(form.get("effort", "high"), _EFFORTS, "output_config.effort")
 

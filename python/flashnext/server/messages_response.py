@@ -51,6 +51,11 @@ class MessagesResponse:
         self._n_calls = 0
         self._ids: list[int] = []
 
+    @property
+    def repeated_bytes(self) -> int:
+        """Nothing: the end tells what is new alone."""
+        return 0
+
     def whole(self, replies: Sequence[Reply]) -> bytes:
         """Write the reply as one object in JSON; numbers of calls are told as the model wrote them."""
         (reply,) = replies

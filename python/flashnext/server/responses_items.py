@@ -9,14 +9,13 @@ from flashnext.server.chat_form import (
     arguments_in,
     call,
     joined_text,
-    know,
     objects,
     refused_type,
     text_in,
     tool_name,
     unseal,
 )
-from flashnext.server.fields import Unknown
+from flashnext.server.fields import Unknown, know
 from flashnext.text.messages import InvalidField, cut
 
 _MARKS = ("id", "type", "status")

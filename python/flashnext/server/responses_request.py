@@ -23,7 +23,7 @@ from flashnext.server.fields import (
 )
 from flashnext.server.responses_items import chat_of, input_items
 from flashnext.server.settings import Defaults
-from flashnext.server.structured import either, read_format, read_tool_choice
+from flashnext.server.structured import either, know_choice, know_format, read_format, read_tool_choice
 from flashnext.text.jsontext import dumps
 from flashnext.text.messages import InvalidField, cut
 from flashnext.text.template import TemplateOptions
@@ -92,6 +92,7 @@ class ResponsesPrompt(BaseModel):
         self._encoded = dumps(self._items, separators=(",", ":")).encode()
         self._messages = chat_of(self._items, unknown)
         self._tools = function_tools(self.tools, "function", "parameters", TOOL, unknown)
+        know_choice(self.tool_choice, unknown)
         self._calls(several=True)
         harmless = ("summary", "generate_summary", "context", "mode")
         options = known_options(self.reasoning, "reasoning", ("effort",), harmless, unknown)
@@ -102,6 +103,7 @@ class ResponsesPrompt(BaseModel):
                 f"expected one of {', '.join(get_args(Effort))}, found {cut(repr(effort), 80)}",
             )
         form = known_options(self.text, "text", ("format", "verbosity"), (), unknown)
+        know_format(form.get("format"), "text.format", unknown)
         self._form = read_format(form.get("format", {"type": "text"}), "text.format")
         if form.get("verbosity", "medium") != "medium":
             raise InvalidField("text.verbosity", "the model knows no verbosity; ask for it in a message")

@@ -28,13 +28,13 @@ class _Open:
         item: As it is told at its end; its text comes then.
         index: Its place in the output.
         texts: What it says, in pieces.
-        logprobs: Of them.
+        logprobs: Of each token of them, in JSON: they are told again three times when the item is closed.
     """
 
     item: dict[str, Any]
     index: int
     texts: list[str] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[bytes] = field(default_factory=list)
 
 
 @dataclass
@@ -71,10 +71,18 @@ class ResponsesResponse:
 
     def __post_init__(self) -> None:
         """Start without items."""
-        self._output: list[dict[str, Any]] = []
+        self._output: list[dict[str, Any]] = []  # without log-probabilities
+        self._closed: list[bytes] = []  # the same in JSON, with them, but for the item that is open
         self._open: _Open | None = None
         self._n_events = 0
         self._ids: list[int] = []
+
+    @property
+    def repeated_bytes(self) -> int:
+        """How much its last events tell again: all items."""
+        one = self._open
+        pieces = [*self._closed, *(one.logprobs if one else ()), *(one.texts if one else ())]
+        return sum(map(len, pieces))
 
     def whole(self, replies: Sequence[Reply]) -> bytes:
         """Write the reply as one object in JSON."""
@@ -89,7 +97,7 @@ class ResponsesResponse:
 
     def chunks(self, index: int, event: Event) -> list[Chunk]:
         """Write what an event adds, often nothing; its last event adds the end."""
-        out: list[Chunk] = [*self._add(event)]
+        out = self._add(event)
         if event.finish_reason is not None:
             closing, status, response = self._finished(event)
             out += [*closing, self._with_response(status, response)]
@@ -106,47 +114,48 @@ class ResponsesResponse:
         failed = self._response("failed", error=told)
         return [*closing, self._with_response("failed", failed)]
 
-    def _add(self, told: Event | Reply) -> list[dict[str, Any]]:
+    def _add(self, told: Event | Reply) -> list[Chunk]:
         """Write the events of what a step, or all, of the reply says."""
         if self.asked.return_token_ids:
             self._ids += told.token_ids
         order = ("reasoning", "message")
         if self._open is not None and self._open.item["type"] == "message":
             order = ("message", "reasoning")  # of a step that brings both, the open item's comes first
-        out = []
+        out: list[Chunk] = []
         for kind in order:
             out += self._think(told) if kind == "reasoning" else self._say(told)
         for one in told.tool_calls:
             out += self._call(one)
         return out
 
-    def _think(self, told: Event | Reply) -> list[dict[str, Any]]:
+    def _think(self, told: Event | Reply) -> list[Chunk]:
         if not told.reasoning:
             return []
         out = self._open_as("reasoning", content=[], summary=[])
         return out + self._text(told.reasoning, "reasoning_text", [])
 
-    def _say(self, told: Event | Reply) -> list[dict[str, Any]]:
-        logprobs = self.logprobs.write(told)["content"] if self.logprobs else []
+    def _say(self, told: Event | Reply) -> list[Chunk]:
+        # One by one: while a long list is encoded at once, no other thread runs.
+        logprobs = [encode(self.logprobs.entry(one)) for one in told.text_logprobs] if self.logprobs else []
         if not told.text and not logprobs:
             return []
         out = self._open_as("message", role="assistant", content=[])
         return out + self._text(told.text, "output_text", logprobs)
 
-    def _text(self, text: str, kind: str, logprobs: list[Any]) -> list[dict[str, Any]]:
+    def _text(self, text: str, kind: str, logprobs: list[bytes]) -> list[Chunk]:
         """Write more text of the open item, whose part begins with it."""
         one = self._opened()
         place = {**self._place(), "content_index": 0}
-        out = []
+        out: list[Chunk] = []
         if not one.texts:
             part = {"type": kind, "text": "", **({"annotations": []} if kind == "output_text" else {})}
             out.append(self._event("response.content_part.added", **place, part=part))
         one.texts.append(text)
         one.logprobs += logprobs
-        more = {"logprobs": logprobs} if kind == "output_text" else {}
-        return [*out, self._event(f"response.{kind}.delta", **place, delta=text, **more)]
+        delta = self._event(f"response.{kind}.delta", **place, delta=text)
+        return [*out, _with(delta, logprobs=_list(logprobs)) if kind == "output_text" else delta]
 
-    def _call(self, found: ToolCall) -> list[dict[str, Any]]:
+    def _call(self, found: ToolCall) -> list[Chunk]:
         """Write a call; one with long arguments comes in pieces."""
         call_id = f"call_{self.new_id()}"
         out = self._open_as("function_call", call_id=call_id, name=found.name, arguments="")
@@ -158,7 +167,7 @@ class ResponsesResponse:
         one.texts.append(text)
         return out + self._close("completed")
 
-    def _open_as(self, kind: str, **more: Any) -> list[dict[str, Any]]:
+    def _open_as(self, kind: str, **more: Any) -> list[Chunk]:
         """Go on with the open item where it is of this kind, else begin one."""
         if self._open is not None and self._open.item["type"] == kind:
             return []
@@ -169,32 +178,37 @@ class ResponsesResponse:
         index = self._open.index
         return [*out, self._event("response.output_item.added", output_index=index, item=dict(item))]
 
-    def _close(self, status: str) -> list[dict[str, Any]]:
+    def _close(self, status: str) -> list[Chunk]:
         """End the open item, if there is one."""
         if self._open is None:
             return []
         item, text = self._open.item, "".join(self._open.texts)
         kind = item["type"]
         item["status"] = status
-        out = []
+        out: list[Chunk] = []
         if kind == "function_call":
             item["arguments"] = text
+            closed = encode(item)
             out.append(self._event("response.function_call_arguments.done", **self._place(), arguments=text))
         else:
             name = "reasoning_text" if kind == "reasoning" else "output_text"
             part: dict[str, Any] = {"type": name, "text": text}
-            done: dict[str, Any] = {"text": text}
+            logprobs: dict[str, bytes] = {}
             if kind == "message":
                 part["annotations"] = []
-                done["logprobs"] = self._open.logprobs
-                if self.logprobs:
-                    part["logprobs"] = self._open.logprobs
+                logprobs["logprobs"] = _list(self._open.logprobs)
             elif self.asked.tells_sealed:
                 item["encrypted_content"] = seal(text)
+            place = {**self._place(), "content_index": 0}
+            out.append(_with(self._event(f"response.{name}.done", **place, text=text), **logprobs))
+            written = _spliced(part, **(logprobs if self.logprobs else {}))
+            out.append(_with(self._event("response.content_part.done", **place), part=written))
+            del item["content"]
+            closed = _spliced(item, content=_list([written]))
             item["content"] = [part]
-            out.append(self._event(f"response.{name}.done", **self._place(), content_index=0, **done))
-            out.append(self._event("response.content_part.done", **self._place(), content_index=0, part=part))
-        out.append(self._event("response.output_item.done", output_index=self._open.index, item=dict(item)))
+        done = self._event("response.output_item.done", output_index=self._open.index)
+        out.append(_with(done, item=closed))
+        self._closed.append(closed)
         self._open = None
         return out
 
@@ -206,7 +220,7 @@ class ResponsesResponse:
         one = self._opened()
         return {"item_id": one.item["id"], "output_index": one.index}
 
-    def _finished(self, last: Event | Reply) -> tuple[list[dict[str, Any]], str, bytes]:
+    def _finished(self, last: Event | Reply) -> tuple[list[Chunk], str, bytes]:
         """End the reply; returns the events that close its items, its status, and all of it."""
         cut = last.finish_reason == "length"
         closing = self._close("incomplete" if cut else "completed")
@@ -238,7 +252,6 @@ class ResponsesResponse:
             "incomplete_details": None,
             "max_output_tokens": asked.max_output_tokens,
             "model": self.model,
-            "output": self._output,
             "parallel_tool_calls": asked.parallel_tool_calls,
             "previous_response_id": asked.previous_response_id,
             "reasoning": {"effort": asked.reasoning.get("effort"), "summary": None},
@@ -251,16 +264,31 @@ class ResponsesResponse:
             "metadata": asked.metadata,
             **more,
         }
-        return b"%s,%s" % (encode(response)[:-1], asked.told_back[1:])
+        # No response is told while an item is open.
+        return b"%s,%s" % (_spliced(response, output=_list(self._closed))[:-1], asked.told_back[1:])
 
     def _with_response(self, name: str, response: bytes) -> Encoded:
-        head = encode(self._event(f"response.{name}"))
-        return Encoded(f"response.{name}", b'%s,"response":%s}' % (head[:-1], response))
+        return _with(self._event(f"response.{name}"), response=response)
 
     def _event(self, kind: str, **more: Any) -> dict[str, Any]:
         event = {"type": kind, "sequence_number": self._n_events, **more}
         self._n_events += 1
         return event
+
+
+def _with(event: dict[str, Any], **told: bytes) -> Encoded:
+    """Write an event with values that are JSON already."""
+    return Encoded(event["type"], _spliced(event, **told))
+
+
+def _spliced(value: dict[str, Any], **told: bytes) -> bytes:
+    """Write an object, which is not empty, with values that are JSON already."""
+    more = [b',"%s":%s' % (name.encode(), one) for name, one in told.items()]
+    return b"".join([encode(value)[:-1], *more, b"}"])
+
+
+def _list(values: Sequence[bytes]) -> bytes:
+    return b"[%s]" % b",".join(values)
 
 
 def _usage(usage: Usage) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from flashnext.server.responses_store import ResponseStore
 from flashnext.server.settings import Settings
 from flashnext.server.structured import schemas_told_as
 from flashnext.server.usage import extras, told_reason
+from flashnext.text.messages import cut
 from flashnext.version import VERSION
 
 _log = logging.getLogger("flashnext.server")
@@ -124,7 +125,12 @@ class Service:
             ModelNotFound: It is another.
         """
         if name not in (*self.settings.names, self.settings.path):
-            raise ModelNotFound("model", f"{name!r} is not served here; the model is {self.name!r}"[:500])
+            served = cut(", ".join(map(repr, self.settings.names)), 500)
+            raise ModelNotFound(
+                "model",
+                f"{cut(repr(name), 100)} is not served here; what is goes by the names {served}; another one "
+                "is given to it where the server is started: --served-model-name NAME",
+            )
 
     def begin(self, http: Request, body: Mapping[str, Any], n: int, field: str = "n") -> Running:
         """Take places for n replies of a request.

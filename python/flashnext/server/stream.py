@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,9 @@ _HEADERS = {
     "cache-control": "no-cache, no-transform",
     "x-accel-buffering": "no",
 }
+LONG_BYTES = 256 * 1024
+"""What is longer goes out by itself."""
+
 _encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
@@ -159,12 +162,26 @@ class EventStream(Response):
         comments = asyncio.ensure_future(self._keep_alive(send))
         try:
             async for batch in self._batches:
-                if batch:
-                    await self._write(send, b"".join(map(self._framing.write, batch)))
+                for data in self._written(batch):
+                    await self._write(send, data)
             await self._write(send, self._framing.end.encode(), more=False)
         finally:
             comments.cancel()
             await self._batches.aclose()
+
+    def _written(self, batch: Sequence[Chunk]) -> Iterator[bytes]:
+        """Write a batch in one piece, but what is long apart, so that nothing takes long at once."""
+        gathered: list[bytes] = []
+        for one in batch:
+            data = self._framing.write(one)
+            if len(data) > LONG_BYTES and gathered:
+                yield b"".join(gathered)
+                gathered.clear()
+            gathered.append(data)
+            if len(data) > LONG_BYTES:
+                yield gathered.pop()
+        if gathered:
+            yield b"".join(gathered)
 
     async def _keep_alive(self, send: Send) -> None:
         """Send a sign of life whenever nothing has been sent for a while."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from flashnext.errors import InvalidArgument
 from flashnext.grammar import Grammar, GrammarError
+from flashnext.server.fields import Unknown, know
+from flashnext.text.jsontext import loads
 from flashnext.text.messages import InvalidField, canonical_tools, cut
 
 FIELDS = (
@@ -75,6 +77,35 @@ def read_format(value: Any, field: str) -> Grammar | None:
     return _schema(schema, f"{inside}.schema", strict=bool(strict))
 
 
+def know_format(value: Any, field: str, unknown: Unknown) -> None:
+    """Look for unknown fields of what `read_format` reads.
+
+    Raises:
+        InvalidField: There is one, where those are refused.
+    """
+    if not isinstance(value, Mapping):
+        return
+    inside = ("name", "description", "schema", "strict")
+    if value.get("type") != "json_schema":
+        know(value, ("type",), field, unknown)
+    elif "json_schema" in value:
+        know(value, ("type", "json_schema"), field, unknown)
+        know(value["json_schema"], inside, f"{field}.json_schema", unknown)
+    else:
+        know(value, ("type", *inside), field, unknown)
+
+
+def know_choice(choice: Any, unknown: Unknown) -> None:
+    """Look for unknown fields of what `read_tool_choice` reads.
+
+    Raises:
+        InvalidField: There is one, where those are refused.
+    """
+    if isinstance(choice, Mapping):
+        know(choice, ("type", "function" if "function" in choice else "name"), "tool_choice", unknown)
+        know(choice.get("function"), ("name",), "tool_choice.function", unknown)
+
+
 def _structured(value: Any) -> Grammar | None:
     if not isinstance(value, Mapping):
         raise InvalidField("structured_outputs", f"should be an object, found {cut(repr(value), 80)}")
@@ -96,9 +127,9 @@ def _of_kind(kind: str, value: Any, field: str) -> Grammar:
     if kind == "json":
         if isinstance(value, str):
             try:
-                value = json.loads(value)
-            except (ValueError, RecursionError):
-                raise InvalidField(field, "the text is not a JSON schema") from None
+                value = loads(value)
+            except InvalidArgument as error:
+                raise InvalidField(field, f"the text is not a JSON schema: {error}") from None
         return _schema(value, field)
     if kind == "choice":
         if not isinstance(value, list):

@@ -15,6 +15,7 @@ from flashnext.server.chat_request import ChatPrompt
 from flashnext.server.drawing import checked
 from flashnext.server.fields import DETOKENIZE, TOKENIZE, Table, honoured_fields, know_messages
 from flashnext.server.service import Service
+from flashnext.server.structured import know_choice
 from flashnext.text.messages import InvalidField
 from flashnext.text.tokenizer import Tokenizer
 
@@ -50,7 +51,6 @@ async def tokenize(service: Service, http: Request) -> Response:
 
 def _tokenized(service: Service, engine: Engine, asked: Tokenize) -> JSONResponse:
     if asked.messages is not None:
-        know_messages(asked.messages, service.unknown)
         options = asked.options(service.settings.defaults)
         ids = engine.template.render(asked.messages, asked.template_tools, options).token_ids
     else:
@@ -103,6 +103,9 @@ async def _read(service: Service, http: Request, table: Table, kind: type[_Body]
 
     def read(body: dict[str, Any]) -> _Body:
         asked = checked(kind, honoured_fields(body, table, service.unknown))
+        if isinstance(asked, Tokenize):
+            know_messages(asked.messages or (), service.unknown)
+            know_choice(asked.tool_choice, service.unknown)
         if asked.model is not None:
             service.require_model(asked.model)
         return asked
