@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from flashnext import _core as core
 from flashnext.engine.load import load_model
 from flashnext.errors import DeviceError, InvalidArgument
-from support.engine import DEVICES, METAL_HOST, open_device
+from support.engine import DEVICES, METAL_HOST, Engine, open_device
 from support.random_checkpoint import write_random
 from support.towers import (
     GRIDS,
@@ -133,6 +134,28 @@ def test_a_slice_of_a_video_sees_no_other(folder: Path) -> None:
     slices = video.reshape(4, 60, WIDTH)
     pictures = features(tower, [(1, 6, 10)] * 4, list(slices[::-1]))
     assert same(whole, np.concatenate(pictures[::-1]))
+
+
+def test_calls_of_several_threads_and_rows_of_the_model_between_them_change_nothing(
+    folder: Path, alone: dict[Grid, Float32]
+) -> None:
+    engine = Engine(folder, context=256, draft_head=False)
+    vision = engine.loaded.checkpoint.config.vision
+    assert vision is not None
+    tokens = np.arange(200, dtype=np.int32)
+    before = engine.prompt(engine.session(), tokens)
+    tower = core.load_tower(engine.loaded.model, dict(vision), 1400)
+    order = [GRIDS[i:] + GRIDS[:i] for i in range(3)]
+    with ThreadPoolExecutor(3) as pool:
+        calls = [
+            pool.submit(features, tower, grids, [patches_of(grid, WIDTH) for grid in grids])
+            for grids in order
+        ]
+        between = [engine.prompt(engine.session(), tokens) for _ in range(3)]
+    for grids, call in zip(order, calls, strict=True):
+        for grid, found in zip(grids, call.result(), strict=True):
+            assert same(found, alone[grid]), grid
+    assert all(logits.tobytes() == before.tobytes() for logits in between)
 
 
 def test_a_nan_in_a_picture_stays_in_it(folder: Path, alone: dict[Grid, Float32]) -> None:

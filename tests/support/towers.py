@@ -27,7 +27,7 @@ WIDE_VISION = {
 VISIONS = {"odd sizes": SMALL_VISION, "published heads": WIDE_VISION}
 
 GRIDS: tuple[Grid, ...] = (
-    (1, 2, 2), (1, 2, 64), (1, 90, 2), (1, 14, 22), (3, 4, 6), (1, 46, 30), (2, 10, 14),
+    (1, 2, 2), (1, 2, 64), (1, 400, 2), (1, 14, 22), (3, 4, 6), (1, 46, 30), (2, 10, 14),
 )  # fmt: skip
 """One token, thin ones both ways, videos, and slices on either side of tiles and spans."""
 
