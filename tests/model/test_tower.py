@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -221,7 +222,8 @@ def test_patches_have_to_be_as_many_as_the_grids_say(folder: Path) -> None:
         tower.features([(1, 4, 4)], [patches[:15]])
     with pytest.raises(InvalidArgument, match="8 patches came where the grids leave 6"):
         tower.features([(1, 4, 4)], [patches[:10], patches[:8]])
-    for wrong in (patches.astype(np.float64), patches[:, :95], patches[:, ::2], patches[0], None):
+    wrongs: list[Any] = [patches.astype(np.float64), patches[:, :95], patches[:, ::2], patches[0], None]
+    for wrong in wrongs:
         with pytest.raises(InvalidArgument, match=r"contiguous float32 arrays \(n, 96\)"):
             tower.features([(1, 4, 4)], [wrong])
 
