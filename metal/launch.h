@@ -31,5 +31,8 @@ FLASHNEXT_CONSTANT int kSortThreads = 512;
 FLASHNEXT_CONSTANT int kRoundThreads = 256;
 FLASHNEXT_CONSTANT int kBlockThreads = 256;  // sampler kernels with a threadgroup a block of ids
 FLASHNEXT_CONSTANT int kPickThreads = 1024;  // sampler kernels with a threadgroup a row
+// slice_attention: each simdgroup has kSlicePatches / 8 patches.
+FLASHNEXT_CONSTANT int kSliceThreads = 256;
+FLASHNEXT_CONSTANT int kSlicePatches = 32;
 
 }  // namespace flashnext

@@ -21,8 +21,10 @@ FLASHNEXT_CONSTANT int kSamplerBlock = 1024;  // token ids a partial sum or maxi
 FLASHNEXT_CONSTANT int kMaxWindow = 16;       // rows of a window: the pending token and its drafts
 FLASHNEXT_CONSTANT int kMaxDrawn = 252 * kSamplerBlock;  // largest n_valid that tokens are drawn from
 FLASHNEXT_CONSTANT int kMaxTop = 20;                     // likeliest ids that log-probabilities list
-FLASHNEXT_CONSTANT int kLeastCopy = 3;   // tokens that must agree before what followed is copied as drafts
-FLASHNEXT_CONSTANT int kMostMatch = 16;  // of them, beyond which more do not count
+FLASHNEXT_CONSTANT int kLeastCopy = 3;     // tokens that must agree before what followed is copied as drafts
+FLASHNEXT_CONSTANT int kMostMatch = 16;    // of them, beyond which more do not count
+FLASHNEXT_CONSTANT int kMaxSliceDim = 96;  // largest head_dim of the vision tower
+FLASHNEXT_CONSTANT int kSliceSpan = 128;   // keys of a slice that a partial softmax covers
 
 // How many rows, sequences, logit rows and streams of rows (R*S) the pass really has; grids are upper bounds.
 // Index with CountIndex.
@@ -439,5 +441,64 @@ struct BlockPart {
 
 // logits_hash: 0 counts in, 1 logits in, 2 out uint64[L]. Grid (L). The sum over ids below n_valid of
 // splitmix64(id * 2^32 + bits of the logit), modulo 2^64.
+
+// The vision tower. Its rows are patches, float32 with both activation types. P patches of a pass, D' = the
+// tower's hidden size; a slice is one picture, or one pair of a video's frames: patches that attend to each
+// other. Grids and params say true counts.
+
+// A patch: its place in its slice, and how many rows and columns of patches the slice has.
+struct Patch {
+  int32_t row, col, n_rows, n_cols;
+};
+
+// Patches first_row .. first_row + n_rows - 1 of a pass, which lie in the slice of first_key .. first_key +
+// n_keys - 1.
+struct SliceTile {
+  int32_t first_row, n_rows, first_key, n_keys;
+};
+
+// layer_norm: 0 x in float[R, n], 1 weight, 2 bias in float[n], 3 out float[R, n]. Grid (R). out = (x - mean)
+// / sqrt(mean((x - mean)^2) + eps) * weight + bias.
+struct LayerNormParams {
+  uint32_t width;
+  float eps;
+};
+
+enum LinearFinish : uint32_t {
+  kLinearStore = 0,     // out = y
+  kLinearGeluTanh = 1,  // out = y * sigmoid(2 * sqrt(2 / pi) * (y + 0.044715 * y^3))
+  kLinearGelu = 2,      // out = y * (1 + erf(y / sqrt(2))) / 2
+  kLinearAdd = 3,       // out += y
+};
+// linear: 0 x in float[R, n_in], 1 weight in [n_out, n_in], 2 bias in float[n_out], 3 out float[R, n_out] (io
+// for kLinearAdd). Grid (ceil(n_out / tile)). y = x W^T + bias. n_in a multiple of 16.
+struct LinearParams {
+  uint32_t n_in, n_out, n_rows;
+  uint32_t bits;    // of a weight: 16 is bfloat16, 32 float32
+  uint32_t finish;  // LinearFinish
+};
+
+// patch_place: 0 patches in Patch[R], 1 table in float[side * side, D'], 2 inv_freq in float[quarter], 3 x io
+// float[R, D'], 4 cos, 5 sin out float[R, 2 * quarter]. Grid (R). x += the table, whose corners are those of
+// the slice, between its four places around the patch; cos and sin of the angles row * inv_freq, then col *
+// inv_freq.
+struct PatchPlaceParams {
+  uint32_t width, side, quarter;
+};
+
+// patch_turn: 0 cos, 1 sin in float[R, half_dim], 2 qkv io float[R, 3 * D'] (q | k | v, each n_heads times 2
+// * half_dim). Grid (R). Turns q and k, pairing j with j + half_dim.
+struct PatchTurnParams {
+  uint32_t n_heads, half_dim;
+};
+
+// slice_attention: 0 tiles in SliceTile[n], 1 qkv in float[P, 3 * D'], 2 out float[.., D'], whose first row
+// is that of patch `first_row`. Grid (n, n_heads). Every patch attends to all of its slice. A slice's tiles
+// start at its first patch and have `tile` patches, the last one perhaps fewer.
+struct SliceAttentionParams {
+  uint32_t n_heads, head_dim;
+  uint32_t first_row;
+  float scale;
+};
 
 }  // namespace flashnext

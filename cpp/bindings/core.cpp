@@ -523,5 +523,6 @@ NB_MODULE(_core, m) {
   flashnext::bind_sessions(m);
   flashnext::bind_runner(m);
   flashnext::bind_driver(m);
+  flashnext::bind_tower(m);
   flashnext::bind_testing(m);
 }

@@ -14,6 +14,8 @@ void bind_errors(nanobind::module_& m);
 nanobind::object python_error(const std::exception_ptr& error);
 // Adds the class Driver.
 void bind_driver(nanobind::module_& m);
+// Adds the class Tower.
+void bind_tower(nanobind::module_& m);
 // Adds the submodule `testing`.
 void bind_testing(nanobind::module_& m);
 void bind_testing_rounds(nanobind::module_& testing);

@@ -41,6 +41,7 @@ class Model : public std::enable_shared_from_this<Model> {
   ~Model();
 
   const DeviceRef& device() const { return device_; }
+  Weights& weights() { return *weights_; }  // for what is loaded beside the model
   const Config& config() const { return config_; }
   const ModelOptions& options() const { return options_; }
   const PageLayout& page_layout() const { return page_; }

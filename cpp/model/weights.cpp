@@ -169,6 +169,39 @@ BufferRef Weights::taps(const std::string& name, int64_t channels, int64_t n_tap
   return keep(turned);
 }
 
+StoredMatrix Weights::patch_kernel(const std::string& name, int64_t n_out, int64_t channels, int64_t time,
+                                   int64_t side) {
+  const TensorView& view = find(name);
+  if (view.dtype != "BF16" && view.dtype != "F32") {
+    throw InvalidArgument("tensor " + name + " has dtype " + view.dtype + ", expected BF16 or F32");
+  }
+  const size_t value = view.dtype == "F32" ? 4 : 2, n = static_cast<size_t>(time * side * side),
+               rows = static_cast<size_t>(n_out), C = static_cast<size_t>(channels),
+               size_bytes = rows * C * n * value;
+  StoredMatrix m;
+  m.format.bits = static_cast<uint32_t>(8 * value);
+  m.n_out = static_cast<uint32_t>(n_out);
+  m.n_in = static_cast<uint32_t>(C * n);
+  if (view.shape == std::vector<int64_t>{n_out, channels, time, side, side}) {
+    m.codes = place(view, name, size_bytes, size_bytes, false);
+    return m;
+  }
+  require_shape(name, view, {n_out, time, side, side, channels});
+  const std::byte* from = bytes(view, name, size_bytes);
+  copies_.push_back(device_->allocate(size_bytes));
+  copied_bytes_ += size_bytes;
+  std::byte* to = copies_.back()->host();
+  for (size_t r = 0; r < rows; ++r) {
+    for (size_t i = 0; i < n; ++i) {
+      for (size_t c = 0; c < C; ++c) {
+        std::memcpy(to + (r * C * n + c * n + i) * value, from + (r * C * n + i * C + c) * value, value);
+      }
+    }
+  }
+  m.codes = {copies_.back(), 0};
+  return m;
+}
+
 float Weights::scalar(const std::string& name, float otherwise) const {
   return has(name) ? floats(name, 1)[0] : otherwise;
 }

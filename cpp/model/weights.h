@@ -34,6 +34,10 @@ class Weights {
   // Depthwise taps, stored [channels, n_taps] in any of the checkpoint's shapes, as float32 [n_taps,
   // channels].
   BufferRef taps(const std::string& name, int64_t channels, int64_t n_taps);
+  // The kernel of the vision tower's patches, stored [n_out, channels, time, side, side] or with channels
+  // last, as a plain matrix [n_out, channels * time * side * side] of that order.
+  StoredMatrix patch_kernel(const std::string& name, int64_t n_out, int64_t channels, int64_t time,
+                            int64_t side);
   // A single value stored as a tensor, or `otherwise` where there is none.
   float scalar(const std::string& name, float otherwise) const;
   bool has(const std::string& name) const { return tensors_.contains(name); }

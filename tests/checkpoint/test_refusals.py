@@ -20,7 +20,7 @@ from support.mutate import (
     refused,
     save_tensors,
 )
-from support.random_checkpoint import write_random
+from support.random_checkpoint import SMALL_VISION, write_random
 
 TINY = Path(__file__).parents[1] / "tiny" / "hf"
 TINY_6BIT = Path(__file__).parents[2] / "python" / "flashnext" / "data" / "tiny-6bit"
@@ -154,10 +154,20 @@ def test_a_quantized_module_needs_its_three_tensors(mlx: Path, part: str) -> Non
     refused(mlx, f"module lm_head needs weight, scales and biases, but misses {part}")
 
 
-def test_a_quantized_router_is_refused(mlx: Path) -> None:
-    name = "language_model.model.layers.0.mlp.gate"
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("language_model.model.layers.0.mlp.gate", "mlp.gate.weight' must be BF16 or F32, found U32"),
+        (
+            "vision_tower.blocks.1.attn.qkv",
+            r"1.attn.qkv.weight' is quantized, and the vision tower must be BF16 or F32; convert again",
+        ),
+    ],
+)
+def test_a_quantized_router_or_tower_is_refused(tmp_path: Path, name: str, complaint: str) -> None:
+    mlx = write_random(tmp_path / "mlx", layout="mlx", vision={**SMALL_VISION, "hidden_size": 64})
 
-    def quantize_router(tensors: Tensors) -> None:
+    def quantize_module(tensors: Tensors) -> None:
         _, shape, data = tensors[name + ".weight"]
         parts: list[np.ndarray[Any, Any]] = list(quantize(np.frombuffer(data, "<u2").reshape(shape), 8, 32))
         for part, dtype, x in zip(
@@ -165,8 +175,8 @@ def test_a_quantized_router_is_refused(mlx: Path) -> None:
         ):
             tensors[f"{name}.{part}"] = (dtype, x.shape, x.tobytes())
 
-    edit_tensors(mlx, quantize_router)
-    refused(mlx, "mlp.gate.weight' must be BF16 or F32, found U32")
+    edit_tensors(mlx, quantize_module)
+    refused(mlx, complaint)
 
 
 @pytest.mark.parametrize("other", [(4, 32), None])

@@ -13,8 +13,9 @@ from flashnext.checkpoint.expected import describe
 from flashnext.contract.structs import MAX_TOP, SAMPLER_BLOCK, STRUCTS
 from flashnext.engine import sizes
 from flashnext.engine.load import load_model
-from flashnext.engine.sizes import ModelOptions, weight_sizes
+from flashnext.engine.sizes import ModelOptions, tower_scratch_bytes, tower_weight_sizes, weight_sizes
 from support.random_checkpoint import write_random
+from support.towers import VISIONS, write_tower
 
 HF = Path(__file__).parents[1] / "tiny" / "hf"
 BUNDLED = Path(__file__).parents[2] / "python" / "flashnext" / "data" / "tiny-6bit"
@@ -82,6 +83,27 @@ def test_sizes_are_the_cores_own(tmp_path: Path, seed: int) -> None:
     assert sizes.n_pages(options.context) == loaded.pool.total
     assert sizes.snapshot_bytes(config, t) == model.snapshot_bytes
     assert sizes.session_bytes(config, options) == _core.Session(model, loaded.pool).size_bytes
+
+
+@pytest.mark.parametrize("layout", ["hf", "mlx"])
+@pytest.mark.parametrize("vision", VISIONS)
+@pytest.mark.parametrize("max_patches", [4, 1000, 5000])
+def test_a_towers_sizes_are_the_cores_own(tmp_path: Path, vision: str, layout: str, max_patches: int) -> None:
+    loaded = load_model(write_tower(tmp_path, vision, layout=layout), context=64, draft_head=False)
+    config, tensors = loaded.checkpoint.config, loaded.checkpoint.tensors
+    assert config.vision is not None
+    before = loaded.model.weight_bytes
+    tower = _core.load_tower(loaded.model, dict(config.vision), max_patches)
+    weights = tower_weight_sizes(config, tensors, loaded.device.limits.tensor_alignment)
+    assert weights.total_bytes == tower.weight_bytes == loaded.model.weight_bytes - before
+    assert weights.copied_bytes == tower.copied_bytes
+    assert tower_scratch_bytes(config, max_patches, tower.tile_patches) == tower.scratch_bytes
+
+
+def test_a_text_model_has_no_tower_to_size(tmp_path: Path) -> None:
+    checkpoint = load_model(write_random(tmp_path), context=64).checkpoint
+    assert tower_weight_sizes(checkpoint.config, checkpoint.tensors).total_bytes == 0
+    assert tower_scratch_bytes(checkpoint.config, 4096, 64) == 0
 
 
 @pytest.mark.parametrize("folder", [HF, BUNDLED], ids=["hf", "6 bit"])

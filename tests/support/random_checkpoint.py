@@ -17,7 +17,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from flashnext.checkpoint import ModelConfig, open_checkpoint, parse_config
-from flashnext.checkpoint.names import Kind, TensorSpec, hf_name, mlx_name, mtp_specs, text_specs
+from flashnext.checkpoint.names import (
+    Kind,
+    TensorSpec,
+    hf_name,
+    mlx_name,
+    mtp_specs,
+    text_specs,
+    vision_specs,
+)
 from flashnext.checkpoint.quantize import bf16_to_float32, dequantize, float32_to_bf16, quantize
 from flashnext.checkpoint.views import read_view
 from flashnext.checkpoint.writer import ShardedWriter, TensorPlan, write_json
@@ -42,6 +50,12 @@ SMALL: Mapping[str, Any] = {
     "bos_token_id": 7, "tie_word_embeddings": False, "mtp_num_hidden_layers": 1,
 }  # fmt: skip
 
+# vision_config's sizes: as odd as the kernels take them.
+SMALL_VISION: Mapping[str, int] = {
+    "depth": 3, "hidden_size": 48, "intermediate_size": 80, "num_heads": 4, "in_channels": 3, "patch_size": 4,
+    "temporal_patch_size": 2, "spatial_merge_size": 2, "out_hidden_size": 64, "num_position_embeddings": 36,
+}  # fmt: skip
+
 # Standard deviation times sqrt(inputs), by the last part of a module's name; 1 where none is given.
 _GAINS = {
     "input_mix_weight_down": 4.0, "input_mix_weight_up": 2.0, "block_inject_weight": 4.0, "gate": 3.0,
@@ -51,8 +65,13 @@ _GAINS = {
 }  # fmt: skip
 
 
-def random_config(overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A raw config.json: `SMALL` with `overrides` (keys of text_config); rotary sections fit the sizes."""
+def random_config(
+    overrides: Mapping[str, Any] | None = None, vision: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """A raw config.json: `SMALL` with `overrides` (keys of text_config); rotary sections fit the sizes.
+
+    vision: Sizes of a tower, or None for a text model.
+    """
     given = dict(overrides or {})
     text = dict(SMALL) | given
     if "layer_types" not in given:
@@ -72,10 +91,14 @@ def random_config(overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
         half = int(text["head_dim"] * rope["partial_rotary_factor"]) // 2
         rope["mrope_section"] = [len(range(0, half, 3)), len(range(1, half, 3)), len(range(2, half, 3))]
     text |= {"model_type": "qwen4_exp_text", "dtype": "bfloat16", "rope_parameters": rope}
-    return {
+    raw = {
         "architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp",
         "tie_word_embeddings": False, "text_config": text,
     }  # fmt: skip
+    if vision is not None:
+        fixed = {"model_type": "qwen4_exp_vision", "hidden_act": "gelu_pytorch_tanh"}
+        raw["vision_config"] = {**fixed, **vision}
+    return raw
 
 
 def random_tensor(spec: TensorSpec, config: ModelConfig, seed: int) -> Array:
@@ -97,6 +120,13 @@ def random_tensor(spec: TensorSpec, config: ModelConfig, seed: int) -> Array:
     elif spec.kind is Kind.NORM or name.endswith("linear_attn.norm.weight"):
         values = np.clip(np.rint(rng.standard_normal(spec.shape) * 12.8), -100, 100) / 128
         values += spec.kind is not Kind.NORM
+    elif name.startswith("visual.") and len(spec.shape) == 1:  # norms around one, and biases
+        values = 0.3 * rng.standard_normal(spec.shape) + name.endswith(("norm1.weight", "norm2.weight"))
+        values += name == "visual.merger.norm.weight"
+    elif name.startswith("visual."):
+        values = rng.standard_normal(spec.shape)
+        if "pos_embed" not in name:
+            values *= 1.5 / math.sqrt(math.prod(spec.shape[1:]))
     else:
         values = rng.standard_normal(spec.shape, np.float32)
         module = name.removesuffix(".weight").rpartition(".")[2]
@@ -118,8 +148,9 @@ def write_random(
     modules: Mapping[str, tuple[int, int] | None] | None = None,
     gamma: bool = True,
     shard_bytes: int = 1 << 30,
+    vision: Mapping[str, int] | None = None,
 ) -> Path:
-    """Write a checkpoint folder (text model and draft head; no tower, no tokenizer).
+    """Write a checkpoint folder (text model and draft head, and a tower where asked for; no tokenizer).
 
     Args:
         path: The folder; made if missing.
@@ -132,13 +163,14 @@ def write_random(
         modules: MLX overrides by canonical module name: (bits, group), or None: kept in bf16.
         gamma: Whether the MLX layout stores norms as 1 + w; else as w.
         shard_bytes: Most tensor bytes of a shard.
+        vision: Sizes of a vision tower, as `SMALL_VISION`; its kernel has channels last in the MLX layout.
 
     Returns:
         `path`.
     """
-    raw = random_config(config_overrides)
+    raw = random_config(config_overrides, vision)
     config = parse_config(raw)
-    specs = [*text_specs(config), *(mtp_specs(config) if config.n_mtp_layers else ())]
+    specs = [*text_specs(config), *(mtp_specs(config) if config.n_mtp_layers else ()), *vision_specs(config)]
     values = {s.name: random_tensor(s, config, seed) for s in specs if s.kind is not Kind.SCALE}
     kinds = {s.name: s.kind for s in specs}
     if layout == "mlx":
@@ -200,6 +232,8 @@ def _mlx_tensors(
             parts: list[Array] = list(quantize(x, *choice))
             for part, array in zip(("weight", "scales", "biases"), parts, strict=True):
                 out[mlx_name(f"{module}.{part}")] = array
+        elif kind is Kind.PATCH:
+            out[mlx_name(name)] = np.moveaxis(x, 1, -1)
         elif kind is Kind.NORM and gamma:
             out[mlx_name(name)] = float32_to_bf16(bf16_to_float32(x) + np.float32(1))
         else:

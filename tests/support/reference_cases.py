@@ -15,6 +15,7 @@ from flashnext.checkpoint import ModelConfig, parse_config
 from flashnext.checkpoint.names import Kind, mtp_specs, text_specs, vision_specs
 from flashnext.checkpoint.quantize import bf16_to_float32
 
+from support.random_checkpoint import SMALL_VISION as VISION
 from support.random_checkpoint import random_config, random_tensor
 from support.reference.decoder import LayerState
 from support.reference.media import rope_index
@@ -29,10 +30,6 @@ EOS_ROWS = (9, 10, 31, 52)  # n-gram segments end inside the input
 CUTS = (21, 47, 48, 49, 50)  # where the chunked forward is cut; single rows among them
 IMAGE, VIDEO = 200, 201  # placeholder ids of the media case
 IMAGE_GRID, VIDEO_GRID = (1, 4, 6), (2, 4, 4)
-VISION: Mapping[str, int] = {
-    "depth": 3, "hidden_size": 48, "intermediate_size": 80, "num_heads": 4, "in_channels": 3, "patch_size": 4,
-    "temporal_patch_size": 2, "spatial_merge_size": 2, "out_hidden_size": 64, "num_position_embeddings": 36,
-}  # fmt: skip
 PATCH_VALUES = 3 * 2 * 4 * 4
 
 
@@ -54,24 +51,13 @@ class Case:
     @property
     def raw_config(self) -> dict[str, Any]:
         """A config.json, with the vision tower's sizes."""
-        raw = random_config(self.text)
         tokens = {
             "image_token_id": IMAGE,
             "video_token_id": VIDEO,
             "vision_start_token_id": 202,
             "vision_end_token_id": 203,
         }
-        return (
-            raw
-            | tokens
-            | {
-                "vision_config": {
-                    "model_type": "qwen4_exp_vision",
-                    "hidden_act": "gelu_pytorch_tanh",
-                    **VISION,
-                }
-            }
-        )
+        return random_config(self.text, VISION) | tokens
 
     @property
     def config(self) -> ModelConfig:

@@ -31,14 +31,14 @@ std::vector<KernelEntry> kernels_of(const std::string& path) {
     using namespace avx2;
     return join(matmul_kernels(), hyper_kernels(), ngram_kernels(), conv_kernels(), delta_kernels(),
                 attention_kernels(), index_kernels(), expert_kernels(), row_kernels(), round_kernels(),
-                copy_kernels(), draw_kernels(), logprob_kernels());
+                copy_kernels(), draw_kernels(), logprob_kernels(), vision_kernels(), slice_kernels());
   }
 #endif
   (void)path;
   using namespace portable;
   return join(matmul_kernels(), hyper_kernels(), ngram_kernels(), conv_kernels(), delta_kernels(),
               attention_kernels(), index_kernels(), expert_kernels(), row_kernels(), round_kernels(),
-              copy_kernels(), draw_kernels(), logprob_kernels());
+              copy_kernels(), draw_kernels(), logprob_kernels(), vision_kernels(), slice_kernels());
 }
 
 // Kernels whose prompt rows sum in another order have the names of those that they replace, with a prefix;

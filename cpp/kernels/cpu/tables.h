@@ -22,5 +22,7 @@ KernelList round_kernels();
 KernelList copy_kernels();
 KernelList draw_kernels();
 KernelList logprob_kernels();
+KernelList vision_kernels();
+KernelList slice_kernels();
 
 }  // namespace flashnext::cpu::FLASHNEXT_PATH

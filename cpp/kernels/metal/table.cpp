@@ -46,6 +46,11 @@ std::vector<KernelEntry> kernels() {
   add("logprob_sums", 5, kBlockThreads, kSamplerBlock);
   add("token_logprobs", 9, kPickThreads);
   add("logits_hash", 3, kPickThreads);
+  add("layer_norm", 4, kRowThreads);
+  add("linear", 4, kProductThreads, kProductTile);
+  add("patch_place", 6, kRowThreads);
+  add("patch_turn", 3, kRowThreads);
+  add("slice_attention", 3, kSliceThreads, kSlicePatches);
   return all;
 }
 

@@ -1,6 +1,6 @@
 """The compiled core of flashnext."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import os
 from typing import Annotated
 
@@ -388,3 +388,36 @@ class Driver:
         """
         Tests: stop, settle, then hash the session's state as Runner.state_hash does.
         """
+
+class Tower:
+    """The vision tower: its weights and the scratch of a pass."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Mapped and copied; the model's own count has them too from here on."""
+
+    @property
+    def copied_bytes(self) -> int: ...
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    @property
+    def max_patches(self) -> int: ...
+
+    @property
+    def patch_values(self) -> int: ...
+
+    @property
+    def tile_patches(self) -> int:
+        """Patches that attention takes together, at most."""
+
+    def features(self, grids: Sequence[tuple[int, int, int]], patches: Iterable[Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]]) -> Annotated[NDArray[numpy.float32], dict(shape=(None, None))]:
+        """
+        Features float32 (tokens, out_hidden_size) of media with grids (t, h, w) in patches, one after the other. patches: all of them in order, as float32 arrays (n, patch_values) of any lengths; an iterable, read as there is room. What a picture, or a pair of a video's frames, comes to depends on it alone. From any thread; one call at a time runs.
+        """
+
+def load_tower(model: Model, sizes: dict, max_patches: int) -> Tower:
+    """
+    Place the vision tower of the model's checkpoint beside it. sizes: vision_config's integers. max_patches: of one picture or pair of frames, and of all that go through the tower together.
+    """

@@ -81,6 +81,11 @@ class Builder:
         if ref is None:
             return spec.kind in (Kind.SCALE, Kind.CONSTANT)
         allowed = ("I64",) if spec.kind is Kind.CONSTANT else _FLOATS
+        if ref.dtype == "U32" and spec.kind in (Kind.VISION, Kind.PATCH):
+            raise CheckpointError(
+                f"{self._at(ref)} is quantized, and the vision tower must be BF16 or F32; convert again "
+                "without quantizing it"
+            )
         shapes = _file_shapes(spec)
         self._check(ref, allowed, shapes)
         shape = ref.shape if spec.kind is Kind.PATCH else spec.shape

@@ -18,6 +18,8 @@ MAX_TOP = 20
 
 COUNT_ROWS, COUNT_SEQUENCES, COUNT_LOGITS = 0, 1, 2
 STORE, STORE_F32, SILU, SIGMOID, RESIDUAL = range(5)
+LINEAR_STORE, LINEAR_GELU_TANH, LINEAR_GELU, LINEAR_ADD = range(4)
+SLICE_SPAN = 128
 
 _U32, _I32, _F32, _U64, _I16 = np.uint32, np.int32, np.float32, np.uint64, np.int16
 Void = np.dtype[np.void]
@@ -128,6 +130,13 @@ STRUCTS: dict[str, Void] = {
     "CopyDraftsParams": _struct(**_many(_I32, "least_match", "most_match")),
     "DrawParams": _struct(**_many(_U32, "vocab", "n_valid", "count", "masked")),
     "BlockMax": _struct(**_many(_F32, "value", "logit"), **_many(_I16, "numbers", "drawable"), changed=_U32),
+    "Patch": _struct(**_many(_I32, "row", "col", "n_rows", "n_cols")),
+    "SliceTile": _struct(**_many(_I32, "first_row", "n_rows", "first_key", "n_keys")),
+    "LayerNormParams": _struct(width=_U32, eps=_F32),
+    "LinearParams": _struct(**_many(_U32, "n_in", "n_out", "n_rows", "bits", "finish")),
+    "PatchPlaceParams": _struct(**_many(_U32, "width", "side", "quarter")),
+    "PatchTurnParams": _struct(**_many(_U32, "n_heads", "half_dim")),
+    "SliceAttentionParams": _struct(**_many(_U32, "n_heads", "head_dim", "first_row"), scale=_F32),
     "BlockPart": _struct(**_many(_F32, "sum", "value"), id=_I32),
 }
 

@@ -1,8 +1,8 @@
 """The bytes that the core allocates, told from a config alone.
 
 A plan needs them before there is a model, so this repeats the arithmetic of cpp/model/layout.cpp, load.cpp,
-head.cpp and weights.cpp and of cpp/session/session.cpp; tests/engine/test_sizes.py holds it to what the core
-says of itself.
+head.cpp, tower.cpp and weights.cpp and of cpp/session/session.cpp; tests/engine/test_sizes.py holds it to
+what the core says of itself.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from flashnext.checkpoint.config import PAGE_TOKENS, ModelConfig
-from flashnext.checkpoint.names import Kind, mtp_specs, text_specs
+from flashnext.checkpoint.names import Kind, TensorSpec, mtp_specs, text_specs, vision_specs
 from flashnext.checkpoint.summary import TABLE, part_of
 from flashnext.checkpoint.views import TensorView
 from flashnext.engine.defaults import MAX_PARALLEL, MAX_ROUND_ROWS, MAX_WINDOW
@@ -23,7 +23,7 @@ WORKER_BYTES = 5 << 20
 
 STRUCT_BYTES = {
     "Counts": 16, "Sequence": 64, "Row": 24, "ReplyState": 160, "DrawRow": 16, "Window": 40, "Landed": 104,
-    "Mark": 16, "BlockMax": 16, "BlockPart": 12,
+    "Mark": 16, "BlockMax": 16, "BlockPart": 12, "Patch": 16, "SliceTile": 16,
 }  # fmt: skip
 """Of metal/params.h."""
 
@@ -31,6 +31,7 @@ _SLOTS = 4  # Model::kSlots
 _MAX_TOP = 20
 _SAMPLER_BLOCK = 1024
 _SCORED_ROWS = 64
+_TOWER_CHUNK = 1024  # Tower::kChunk
 _ALIGNMENT = 64  # of what lies in a page or a block
 _F32 = _I32 = 4
 _U64 = 8
@@ -93,6 +94,8 @@ class WeightSizes:
 def weight_sizes(config: ModelConfig, tensors: Mapping[str, TensorView], alignment: int = 1) -> WeightSizes:
     """Size the weights that are placed on a device: the text model's, and the draft head's if config has one.
 
+    The vision tower's are `tower_weight_sizes`.
+
     Args:
         config: The model's sizes.
         tensors: By canonical name, from a checkpoint or `expected_tensors`.
@@ -116,6 +119,48 @@ def weight_sizes(config: ModelConfig, tensors: Mapping[str, TensorView], alignme
         copied += copies
         table += (size - copies) * (part == TABLE)
     return WeightSizes(parts, copied, table)
+
+
+def tower_weight_sizes(
+    config: ModelConfig, tensors: Mapping[str, TensorView], alignment: int = 1
+) -> WeightSizes:
+    """Size the weights of the vision tower, which the core loads beside a model; none for a text model."""
+    total = copied = 0
+    for spec in vision_specs(config):
+        size, copies = _tower_tensor(spec, tensors[spec.name], alignment)
+        total, copied = total + size, copied + copies
+    return WeightSizes({part_of("visual."): total} if total else {}, copied)
+
+
+def _tower_tensor(spec: TensorSpec, view: TensorView, alignment: int) -> tuple[int, int]:
+    """Bytes of one of its tensors, and those of them that are copied."""
+    if len(spec.shape) == 1 or "pos_embed" in spec.name:
+        size = math.prod(spec.shape) * _F32  # vectors become float32
+        return size, size
+    turned = spec.kind is Kind.PATCH and view.shape != spec.shape
+    return view.nbytes, view.nbytes if turned or view.offset % alignment else 0
+
+
+def tower_scratch_bytes(config: ModelConfig, max_patches: int, tile_patches: int) -> int:
+    """Size the scratch of a pass through the vision tower; 0 for a text model.
+
+    Args:
+        config: The model's sizes.
+        max_patches: Of one picture or pair of frames, and of all that go through the tower together.
+        tile_patches: Patches that the device's attention takes together, `Tower.tile_patches`.
+    """
+    v = config.vision
+    if v is None:
+        return 0
+    d, half, token = v["hidden_size"], v["hidden_size"] // v["num_heads"] // 2, v["spatial_merge_size"] ** 2
+    chunk = min(_TOWER_CHUNK, max_patches)
+    patch = v["in_channels"] * v["temporal_patch_size"] * v["patch_size"] ** 2
+    tables = max_patches * STRUCT_BYTES["Patch"]
+    tables += (max_patches // tile_patches + max_patches // token) * STRUCT_BYTES["SliceTile"]
+    floats = half // 2 + max_patches * (4 * d + 2 * half)  # frequencies, x, qkv, cos, sin
+    floats += chunk * (2 * patch + d + max(v["intermediate_size"], d))
+    floats += chunk // token * v["out_hidden_size"]
+    return tables + floats * _F32
 
 
 def _extent(view: TensorView) -> int:

@@ -17,6 +17,8 @@ from flashnext.contract.families import (
     rounds,
     router,
     rows,
+    slices,
+    vision,
 )
 
 __all__ = [
@@ -36,4 +38,6 @@ __all__ = [
     "rounds",
     "router",
     "rows",
+    "slices",
+    "vision",
 ]
