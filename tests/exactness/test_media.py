@@ -28,25 +28,16 @@ from support.states import Desk
 GREEDY = _core.Sampling(temperature=0)
 
 
-def shown(engine: Engine, frame: Frame, start: int, n: int) -> Any:
-    """What n rows show, on the device."""
-    return [
-        (first, _core.Features(engine.loaded.model, frame.see(media)), row, count)
-        for first, media, row, count in frame.within(start, n)
-    ]
-
-
 def begin(
     engine: Engine, tokens: Tokens, frame: Frame, n_drafts: int, chunk: int = 512
 ) -> tuple[Any, list[int]]:
     """Read a prompt and draw the first token."""
-    session = engine.session()
-    session.set_frame(frame.axes)
+    session = engine.session(frame)
     reply: list[int] = []
     for at in range(0, len(tokens), chunk):
         part = tokens[at : at + chunk]
         last = at + len(part) == len(tokens)
-        media = shown(engine, frame, at, len(part))
+        media = engine.shown(frame, at, len(part))
         reply += [d.token for d in engine.runner.prompt(session, part, last, GREEDY, n_drafts * last, media)]
     return session, reply
 
