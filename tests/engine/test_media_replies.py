@@ -49,8 +49,8 @@ def turns(*pieces: Media | str) -> MediaPrompt:
 
 
 def make(**more: Any) -> Engine:
-    given = {"dtype": "float32", "device": "cpu", "context": 1024, "parallel": 4, "drafts": 3}
-    return Engine(TINY / "hf", **given | more)
+    given: dict[str, Any] = {"context": 1024, "parallel": 4, "drafts": 3}
+    return Engine(TINY / "hf", device="cpu", dtype="float32", **given | more)
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,8 @@ def test_a_chat_that_adds_an_image_resumes_all_before_it_and_looks_at_each_once(
     told = "Look at this. " * 12
     history: list[Media | str] = [told, first, "What is it? "]
     cached = []
-    for turn, more in enumerate(([], ["And the color? "], [second, "And this? "], ["Are both the same? "])):
+    adds: list[list[Media | str]] = [[], ["And the color? "], [second, "And this? "], ["Are both the same? "]]
+    for turn, more in enumerate(adds):
         history += more
         prompt = turns(*history)
         reply = ask(engine, plain, prompt)

@@ -78,9 +78,11 @@ class Engine:
 
     def shown(self, frame: Frame | None, start: int, n: int) -> list[Shown]:
         """What n rows of a prompt show."""
+        if frame is None:
+            return []
         return [
             (first, core.Features(self.loaded.model, frame.see(media)), row, count)
-            for first, media, row, count in (frame.within(start, n) if frame is not None else ())
+            for first, media, row, count in frame.within(start, n)
         ]
 
     def prompt(self, session: core.Session, tokens: Tokens, media: Sequence[Shown] = ()) -> Float32:

@@ -104,7 +104,7 @@ class Oracle:
         """(T, vocab) logits of the setup's tokens, computed as asked; the defaults give the float64
         reference."""
         model = TextModel(config or self.config, weights or self.weights, dtype, rope or self.rope, store)
-        positions, media = None, {}
+        positions, media = None, dict[int, Array]()
         if self.frame is not None:
             positions = self.frame.axes.T
             for first, shown, row, n in self.frame.within(0, len(self.tokens)):

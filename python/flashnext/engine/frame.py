@@ -17,8 +17,8 @@ from flashnext.media.patches import Floats
 from flashnext.media.positions import IMAGE, VIDEO, Axes, Grid, Span, find_spans, positions
 
 See = Callable[[Media], Floats]
-"""Gives (n_tokens, hidden) float32: what the vision tower makes of a picture or a video. They depend on nothing
-else, so that equal keys of media mean equal features."""
+"""Gives (n_tokens, hidden) float32: what the vision tower makes of a picture or a video, and of nothing else,
+so that equal keys of media mean equal features."""
 
 _ABOVE_IDS = np.int64(-(2**63))  # a key with this bit is no token id
 
