@@ -82,17 +82,17 @@ struct ReplyState {
   float temperature;  // as in Sampling (cpp/rounds/sampler.h)
   float top_p, min_p, presence, frequency, repetition;
   int32_t top_k, n_bias, n_stops;
-  int32_t n_logprobs;  // -1: none; else how many of the likeliest ids to list
-  int32_t end;         // positions of prompt and reply together at which it ends
-  int32_t known;       // text below this position is known: drafts come from there first
-  int32_t length;      // committed positions; the pending token stands at text[length]
-  int32_t parity;      // the unsettled buffer that the next window writes
-  int32_t n_kept;      // rows in the other one that the next pass settles
-  int32_t n_drafts;    // behind the pending token, in text
-  int32_t ended;       // rounds leave it alone
-  int32_t has_head;    // the draft head has absorbed all rows but the last
-  int32_t copied;      // its drafts are copies of its own text, not the draft head's
-  int32_t pad;
+  int32_t n_logprobs;    // -1: none; else how many of the likeliest ids to list
+  int32_t end;           // positions of prompt and reply together at which it ends
+  int32_t known;         // text below this position is known: drafts come from there first
+  int32_t length;        // committed positions; the pending token stands at text[length]
+  int32_t parity;        // the unsettled buffer that the next window writes
+  int32_t n_kept;        // rows in the other one that the next pass settles
+  int32_t n_drafts;      // behind the pending token, in text
+  int32_t ended;         // rounds leave it alone
+  int32_t has_head;      // the draft head has absorbed all rows but the last
+  int32_t copied;        // its drafts are copies of its own text, not the draft head's
+  int32_t rotary_delta;  // what its rows' rotary positions, on all axes, are beyond their positions
 };
 struct BiasEntry {
   int32_t id;
@@ -118,6 +118,13 @@ struct Format {
 // Grid (R). Each stream gets the token's embedding row.
 struct EmbedParams {
   Format format;
+  uint32_t hidden, hc_count;
+};
+
+// embed_media_T: 0 counts in, 1 features in uint64[R] (address of T[D]; 0: none), 2 streams out T[R, W]. Grid
+// (R). A row that shows a picture or a video gets its feature in each stream, in place of its token's
+// embedding; the others stay.
+struct EmbedMediaParams {
   uint32_t hidden, hc_count;
 };
 

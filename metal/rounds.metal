@@ -17,11 +17,11 @@ METAL_FUNC bool contains(device const int* ids, int n, int id) {
   return false;
 }
 
-METAL_FUNC void put_row(device Row& row, int token, int sequence, int position) {
+METAL_FUNC void put_row(device Row& row, int token, int sequence, int position, int rotary) {
   row.token = token;
   row.sequence = sequence;
   row.position = position;
-  for (int axis = 0; axis < 3; axis++) row.rotary[axis] = position;
+  for (int axis = 0; axis < 3; axis++) row.rotary[axis] = rotary;
 }
 
 METAL_FUNC void put_draw(device DrawRow& draw, ulong reply, int position, int n_counted) {
@@ -88,7 +88,7 @@ METAL_FUNC void put_sequence(device Sequence& s, ulong page_table, int first_row
       device const int* text = at<const int>(reply.text);
       for (int r = 0; r < n; r++) {
         const int position = reply.length + r;
-        put_row(rows[row + r], text[position], int(i), position);
+        put_row(rows[row + r], text[position], int(i), position, position + reply.rotary_delta);
         logit_rows[row + r] = row + r;
         put_draw(draws[row + r], w.reply, position + 1, reply.length + 1);
       }
@@ -207,7 +207,8 @@ METAL_FUNC int most_drafts(device const ReplyState& reply, int most) {
     device const int* text = at<const int>(reply.text);
     put_sequence(sequences[place], reply.page_table, row, n, w.start);
     for (int r = 0; r < n; r++) {
-      put_row(rows[row + r], text[w.start + r + 1], place, w.start + r);
+      const int position = w.start + r;
+      put_row(rows[row + r], text[position + 1], place, position, position + reply.rotary_delta);
       sources[row + r] = w.first_row + r;
     }
     logit_rows[place] = row + n - 1;
@@ -266,7 +267,7 @@ template <typename T>
   reply.n_drafts += 1;
   if (!next_counts || i >= next_counts->n[kCountRows]) return;
   const int from = logit_rows[i];
-  put_row(next_rows[i], token, i, rows[from].position + 1);
+  put_row(next_rows[i], token, i, rows[from].position + 1, 0);
   for (int axis = 0; axis < 3; axis++) next_rows[i].rotary[axis] = rows[from].rotary[axis] + 1;
   put_sequence(next_sequences[i], sequences[i].page_table, i, 1, rows[from].position + 1);
   next_sources[i] = from;

@@ -24,6 +24,7 @@
 #if defined(FLASHNEXT_HAS_METAL)
 #include "kernels/metal/open.h"
 #endif
+#include "bindings/media.h"
 #include "rounds/runner.h"
 #include "session/page_pool.h"
 #include "session/session.h"
@@ -38,6 +39,8 @@ namespace {
 using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Floats = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Bytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using FloatRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using AxisRows = nb::ndarray<const int32_t, nb::shape<-1, 3>, nb::c_contig, nb::device::cpu>;
 using View = std::tuple<int, uint64_t, std::string, std::vector<int64_t>, uint64_t>;
 
 template <class T>
@@ -247,10 +250,18 @@ nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> bytes_from(size_t size_bytes, Fill 
 }
 
 nb::list forward(Runner& runner, const Model& model,
-                 const std::vector<std::tuple<Session*, Tokens, bool>>& parts) {
+                 const std::vector<std::tuple<Session*, Tokens, bool>>& parts,
+                 const std::vector<std::vector<ShownTuple>>& media) {
+  if (!media.empty() && media.size() != parts.size()) {
+    throw InvalidArgument("forward: media of " + std::to_string(media.size()) + " parts, expected of all " +
+                          std::to_string(parts.size()));
+  }
+  std::vector<std::vector<Shown>> shown;
+  for (const auto& of_part : media) shown.push_back(shown_of(of_part));
+  shown.resize(parts.size());
   std::vector<Part> list;
   for (const auto& [session, tokens, is_window] : parts)
-    list.push_back({session, span_of(tokens), is_window});
+    list.push_back({session, span_of(tokens), is_window, shown[list.size()]});
   std::vector<float> logits;
   {
     const nb::gil_scoped_release release;
@@ -384,6 +395,20 @@ void bind_sessions(nb::module_& m) {
       .def("close", &Snapshot::close, nb::call_guard<nb::gil_scoped_release>(),
            "Give block and pages back; idempotent, from any thread.");
 
+  nb::class_<Features>(m, "Features", "Rows of a picture or a video that stand in for embeddings.",
+                       nb::is_weak_referenceable())
+      .def(nb::new_([](const std::shared_ptr<Model>& model, const FloatRows& values) {
+             const std::span<const float> span = {values.data(), values.size()};
+             if (static_cast<int>(values.shape(1)) != model->config().hidden_size) {
+               throw InvalidArgument("features: rows of " + std::to_string(values.shape(1)) +
+                                     " values, expected " + std::to_string(model->config().hidden_size));
+             }
+             const nb::gil_scoped_release release;
+             return std::make_shared<Features>(model, span);
+           }),
+           "model"_a, "values"_a, "values: (n, hidden) float32; kept in the activations' type.")
+      .def_prop_ro("n", &Features::n, "Rows.");
+
   nb::class_<Session>(m, "Session", "What one sequence owns on the device.")
       .def(nb::new_([](const std::shared_ptr<Model>& model, std::shared_ptr<PagePool> pool) {
              return std::make_shared<Session>(model, std::move(pool));
@@ -393,6 +418,22 @@ void bind_sessions(nb::module_& m) {
       .def_prop_ro("head_length", &Session::head_length, "Positions the draft head has absorbed.")
       .def_prop_ro("n_pages", &Session::n_pages)
       .def_prop_ro("size_bytes", &Session::size_bytes)
+      .def_prop_ro(
+          "rotary_delta", [](const Session& s) { return delta_of(s.frame()); },
+          "What the rotary positions of rows behind its prompt are beyond their positions.")
+      .def(
+          "set_frame",
+          [](Session& s, const AxisRows& rows) {
+            std::vector<Axes> axes(rows.shape(0));
+            for (size_t i = 0; i < axes.size(); ++i) {
+              axes[i] = {rows(i, 0), rows(i, 1), rows(i, 2)};
+            }
+            s.set_frame(axes.empty() ? nullptr : std::make_shared<const Frame>(std::move(axes)));
+          },
+          "rows"_a,
+          "Say where the rows of its prompt stand on the rotary axes, (n, 3); rows behind them go on from "
+          "there, alike on all axes. Without, rows stand at their positions. A session that was resumed or "
+          "forked is given the same for the rows that it has; before its reply begins.")
       .def("keep", &Session::keep, "n"_a, "Commit the first n rows of the last window.")
       .def("fork", &Session::fork, nb::call_guard<nb::gil_scoped_release>(),
            "A session with the same committed positions, which shares all pages but the last; between prompt "
@@ -450,12 +491,15 @@ void bind_runner(nb::module_& m) {
       .def(
           "prompt",
           [](BoundRunner& r, const SessionRef& session, const Tokens& tokens, bool last,
-             const Sampling& sampling, int n_drafts) {
+             const Sampling& sampling, int n_drafts, const std::vector<ShownTuple>& media) {
+            const std::vector<Shown> shown = shown_of(media);
             const nb::gil_scoped_release release;
-            return r.runner.prompt(session, span_of(tokens), last, sampling, n_drafts);
+            return r.runner.prompt(session, span_of(tokens), last, sampling, n_drafts, shown);
           },
           "session"_a, "tokens"_a, "last"_a, "sampling"_a, "n_drafts"_a = 0,
-          "Read one prompt chunk; with last, draw the first reply token and up to n_drafts drafts.")
+          "media"_a = std::vector<ShownTuple>(),
+          "Read one prompt chunk; with last, draw the first reply token and up to n_drafts drafts. media: "
+          "(first row, features, first of them, how many) of the rows that show some.")
       .def(
           "round",
           [](BoundRunner& r, const std::vector<SessionRef>& sessions, std::vector<int> n_drafts) {
@@ -504,12 +548,13 @@ void bind_runner(nb::module_& m) {
           "session"_a, "n"_a, "Hash of the draft head's first n cache rows.")
       .def(
           "forward",
-          [](BoundRunner& r, const std::vector<std::tuple<Session*, Tokens, bool>>& parts) {
-            return forward(r.runner, *r.model, parts);
+          [](BoundRunner& r, const std::vector<std::tuple<Session*, Tokens, bool>>& parts,
+             const std::vector<std::vector<ShownTuple>>& media) {
+            return forward(r.runner, *r.model, parts, media);
           },
-          "parts"_a,
+          "parts"_a, "media"_a = std::vector<std::vector<ShownTuple>>(),
           "One pass over [(session, tokens, is_window), ...]; returns logits (rows, vocab) float32 of each "
-          "part.");
+          "part. media: of each part, as prompt() takes them.");
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 
 #include "base/error.h"
 #include "bindings/errors.h"
+#include "bindings/media.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -22,8 +23,8 @@ namespace flashnext {
 namespace {
 
 using Tokens = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-// session, tokens, last, scored, marks
-using Chunk = std::tuple<SessionRef, Tokens, bool, Tokens, std::vector<int32_t>>;
+// session, tokens, last, scored, marks, media
+using Chunk = std::tuple<SessionRef, Tokens, bool, Tokens, std::vector<int32_t>, std::vector<ShownTuple>>;
 
 using Words = nb::ndarray<const uint32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
@@ -138,16 +139,18 @@ void bind_driver(nb::module_& m) {
             const auto ids = [](const Tokens& t) {
               return std::vector<int32_t>(t.data(), t.data() + t.size());
             };
-            for (const auto& [session, tokens, last, scored, marks] : chunks) {
-              parts.push_back({session, ids(tokens), last, ids(scored), {}, marks});
+            for (const auto& [session, tokens, last, scored, marks, media] : chunks) {
+              parts.push_back({session, ids(tokens), last, ids(scored), {}, marks, shown_of(media)});
             }
             const nb::gil_scoped_release release;
             return d.step(std::move(parts), sessions);
           },
           "chunks"_a, "sessions"_a,
-          "Stop, then read [(session, tokens, last, scored, marks), ...] and run one round of the sessions. "
+          "Stop, then read [(session, tokens, last, scored, marks, media), ...] and run one round of the "
+          "sessions. "
           "scored: tokens behind the first of them whose log-probabilities are wanted; begin() comes first "
-          "then. marks: numbers of tokens behind which snapshots are taken, ascending.")
+          "then. marks: numbers of tokens behind which snapshots are taken, ascending. media: (first row, "
+          "features, first of them, how many) of the rows that show some.")
       .def("snapshot", &PyDriver::snapshot, "session"_a, nb::call_guard<nb::gil_scoped_release>(),
            "Settle a session that has nothing in flight, and take a snapshot of where it stands.")
       // With the interpreter's lock: whoever is woken would take it from a caller that has more to do.

@@ -20,6 +20,7 @@ size_t StoredMatrix::size_bytes() const {
 struct Launcher::Kernels {
   Kernels(const Device& d, const std::string& t)
       : embed(d.kernel("embed_" + t)),
+        embed_media(d.kernel("embed_media_" + t)),
         matmul(d.kernel("matmul_" + t)),
         hc_norm(d.kernel("hc_norm_" + t)),
         hc_mix(d.kernel("hc_mix_" + t)),
@@ -55,11 +56,11 @@ struct Launcher::Kernels {
         token_logprobs(d.kernel("token_logprobs")),
         logits_hash(d.kernel("logits_hash")) {}
 
-  const Kernel &embed, &matmul, &hc_norm, &hc_mix, &ngram_ids, &ngram_gather, &ple_gate, &ple_conv,
-      &delta_conv, &delta_prep, &delta_rule, &rope, &attention_prep, &index_pool, &index_score, &index_select,
-      &attention, &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows, &round_rows,
-      &verdict, &absorb_rows, &keep_streams, &draft_rows, &copy_drafts, &draw_max, &draw_blocks, &draw_pick,
-      &logprob_sums, &token_logprobs, &logits_hash;
+  const Kernel &embed, &embed_media, &matmul, &hc_norm, &hc_mix, &ngram_ids, &ngram_gather, &ple_gate,
+      &ple_conv, &delta_conv, &delta_prep, &delta_rule, &rope, &attention_prep, &index_pool, &index_score,
+      &index_select, &attention, &router_topk, &expert_sort, &expert_gate_up, &glu, &expert_down, &copy_rows,
+      &round_rows, &verdict, &absorb_rows, &keep_streams, &draft_rows, &copy_drafts, &draw_max, &draw_blocks,
+      &draw_pick, &logprob_sums, &token_logprobs, &logits_hash;
 };
 
 Launcher::Launcher(const Device& device, DType dtype)
@@ -69,6 +70,11 @@ void Launcher::embed(CommandBuffer& cb, const Batch& b, const StoredMatrix& tabl
                      Slice streams) const {
   cb.dispatch(k_->embed, {b.max_rows}, {b.counts, b.rows, table.codes, table.scales, table.biases, streams},
               EmbedParams{table.format, table.n_in, hc_count});
+}
+
+void Launcher::embed_media(CommandBuffer& cb, const Batch& b, Slice features, Slice streams,
+                           const EmbedMediaParams& p) const {
+  cb.dispatch(k_->embed_media, {b.max_rows}, {b.counts, features, streams}, p);
 }
 
 void Launcher::matmul(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& w, Slice out,

@@ -69,6 +69,9 @@ class Launcher {
 
   void embed(CommandBuffer& cb, const Batch& b, const StoredMatrix& table, uint32_t hc_count,
              Slice streams) const;
+  // features: uint64 addresses by row, 0 for none.
+  void embed_media(CommandBuffer& cb, const Batch& b, Slice features, Slice streams,
+                   const EmbedMediaParams& p) const;
   void matmul(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& w, Slice out,
               const Finish& finish = {}, CountIndex count = kCountRows) const;
   void hc_norm(CommandBuffer& cb, const Batch& b, Slice streams, Slice gamma, Slice out,

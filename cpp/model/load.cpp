@@ -253,6 +253,7 @@ void Model::allocate_scratch() {
   round_ = {take(sizeof(Counts)), take(Q * sizeof(Sequence)), take(L * sizeof(Row)), take(L * 4),
             take(L * sizeof(DrawRow))};
   marks_ = take(R * sizeof(Mark));
+  features_ = take(R * sizeof(uint64_t));
   copies_ = {take(sizeof(Counts)), take(Q * 8), take(Q * 4), take(Q * 4)};
   for (int i = 0; i < kSlots; ++i) {
     slots_.push_back({take(Q * sizeof(Window)), take(Q * sizeof(Landed)), take(L * f), take(L * kMaxTop * 4),

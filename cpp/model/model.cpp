@@ -32,6 +32,10 @@ void Model::record_rows(CommandBuffer& cb, Tables tables, const PassBounds& boun
   RopeParams rope = {u(c.rotary_dim / 2), {}, options_.attention_factor, page_.rotary};
   for (size_t i = 0; i < 3; ++i) rope.section[i] = u(c.mrope_section[i]);
   launch_.rope(cb, b, inv_freq_, s_->cos, s_->sin, rope);
+  if (bounds.shows_media) {
+    cb.barrier();
+    launch_.embed_media(cb, b, features_, s_->streams, {u(c.hidden_size), u(c.hc_count)});
+  }
   for (const Layer& layer : layers_) {
     if (layer.ple) record_ple(cb, b, *layer.ple);
     cb.barrier();

@@ -29,7 +29,8 @@ struct ModelOptions {
 // What the host knows of a pass when it is recorded.
 struct PassBounds {
   uint32_t n_rows = 0, n_sequences = 0;
-  uint32_t max_length = 0;  // positions of the longest sequence, this pass included
+  uint32_t max_length = 0;   // positions of the longest sequence, this pass included
+  bool shows_media = false;  // some rows of the host's tables have features
 };
 
 // The loaded model: weights, scratch and the tables of a pass. One pass at a time uses the scratch.
@@ -60,6 +61,7 @@ class Model : public std::enable_shared_from_this<Model> {
     Counts* counts;
     Sequence* sequences;
     Row* rows;
+    uint64_t* features;   // of each row, where a pass shows media: the address of its feature; 0: none
     int32_t* logit_rows;  // which rows want logits
     DrawRow* draws;       // of each of them
     int32_t* scored;      // tokens behind them, for record_scores()
@@ -170,7 +172,7 @@ class Model : public std::enable_shared_from_this<Model> {
   std::vector<BufferRef> owned_;  // scratch, tables and small constants
   std::unique_ptr<Scratch> s_;
   RoundTables host_, round_;
-  Slice marks_;
+  Slice marks_, features_;
   CopyTables copies_;
   struct Slot {
     Slice windows, landed, chosen, top_ids, top_values, hashes;

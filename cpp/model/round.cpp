@@ -15,6 +15,7 @@ Model::HostTables Model::host_tables() const {
   return {host_.counts.host<Counts>(),
           host_.sequences.host<Sequence>(),
           host_.rows.host<Row>(),
+          features_.host<uint64_t>(),
           host_.logit_rows.host<int32_t>(),
           host_.draws.host<DrawRow>(),
           drawn_.host<int32_t>(),

@@ -11,6 +11,7 @@ namespace flashnext {
 void Runner::run(std::span<const Part> parts, std::vector<float>* all) {
   if (in_flight()) throw InvalidArgument("forward: passes are in flight");
   check(parts);
+  for (const Part& p : parts) check_media(p.media, p.tokens.size());
   const std::vector<AbsorbPart> absorbed = all ? absorb_parts(parts) : std::vector<AbsorbPart>();
   PassBounds bounds;
   try {
@@ -65,14 +66,15 @@ SnapshotRef Runner::snapshot(Session& session) {
 }
 
 std::vector<Drawn> Runner::prompt(const SessionRef& session, std::span<const int32_t> tokens, bool last,
-                                  const Sampling& sampling, int n_drafts) {
+                                  const Sampling& sampling, int n_drafts, std::span<const Shown> media) {
   if (static_cast<int>(tokens.size()) > max_chunk()) {
     throw InvalidArgument("prompt chunk of " + std::to_string(tokens.size()) + " tokens, at most " +
                           std::to_string(max_chunk()) + " are allowed");
   }
   sampling.check(n_valid_);
   if (last) begin(*session, {sampling, {}, session->length() + static_cast<int>(tokens.size()), 0, {}});
-  const ChunkPart part = {session, {tokens.begin(), tokens.end()}, last, {}, {n_drafts, 0}};
+  const ChunkPart part = {session, {tokens.begin(), tokens.end()}, last, {}, {n_drafts, 0},
+                          {},      {media.begin(), media.end()}};
   commit_prompt({&part, 1});
   std::vector<Drawn> out;
   for (const LandedPart& landed : land()) {

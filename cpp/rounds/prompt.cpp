@@ -10,8 +10,19 @@
 namespace flashnext {
 namespace {
 
-Row row_of(int32_t token, size_t sequence, int32_t position) {
-  return {token, static_cast<int32_t>(sequence), position, {position, position, position}};
+Row row_of(int32_t token, size_t sequence, int32_t position, const FrameRef& frame) {
+  const Axes rotary = axes_of(frame, position);
+  return {token, static_cast<int32_t>(sequence), position, {rotary[0], rotary[1], rotary[2]}};
+}
+
+// Behind the last row of a prompt all are text, and their rotary positions follow from where it stands.
+void require_text(const Session& session, int position) {
+  const FrameRef frame = session.frame();
+  const int32_t expected = position + delta_of(frame);
+  if (axes_of(frame, position) != Axes{expected, expected, expected}) {
+    throw InvalidArgument("prompt: row " + std::to_string(position) +
+                          ", its last, shows media; at least one row of text has to stand behind them");
+  }
 }
 
 }  // namespace
@@ -57,6 +68,22 @@ void Runner::check_marks(const ChunkPart& p) const {
   }
 }
 
+void Runner::check_media(std::span<const Shown> media, size_t n_tokens) const {
+  for (const Shown& m : media) {
+    if (!m.features || m.features->model() != model_.get()) {
+      throw InvalidArgument("prompt chunk with features of no model, or of another one");
+    }
+    if (m.first < 0 || m.n < 1 || m.from < 0 ||
+        static_cast<size_t>(m.first) + static_cast<size_t>(m.n) > n_tokens ||
+        int64_t{m.from} + m.n > m.features->n()) {
+      throw InvalidArgument("prompt chunk of " + std::to_string(n_tokens) + " tokens whose rows " +
+                            std::to_string(m.first) + " and on show " + std::to_string(m.n) + " of " +
+                            std::to_string(m.features->n()) + " features from " + std::to_string(m.from) +
+                            "; both must have so many");
+    }
+  }
+}
+
 // The snapshots of a part that has begun, for kernels to fill as they go by. n_marks: of the pass.
 std::vector<SnapshotRef> Runner::tap(const ChunkPart& p, Sequence& s, int& n_marks) const {
   const Model::HostTables tables = model_->host_tables();
@@ -83,9 +110,17 @@ int32_t Runner::begin_part(const Part& p, PassBounds& bounds) {
   Sequence s = p.session->begin(n, p.is_window);
   s.first_row = static_cast<int32_t>(bounds.n_rows);
   tables.sequences[bounds.n_sequences] = s;
+  const FrameRef frame = p.session->frame();
   for (int r = 0; r < n; ++r) {
-    tables.rows[s.first_row + r] = row_of(p.tokens[static_cast<size_t>(r)], bounds.n_sequences, s.start + r);
+    const int32_t token = p.tokens[static_cast<size_t>(r)];
+    tables.rows[s.first_row + r] = row_of(token, bounds.n_sequences, s.start + r, frame);
+    tables.features[s.first_row + r] = 0;
   }
+  for (const Shown& m : p.media) {
+    for (int i = 0; i < m.n; ++i)
+      tables.features[s.first_row + m.first + i] = m.features->address(m.from + i);
+  }
+  bounds.shows_media |= !p.media.empty();
   if (!p.is_window) std::copy(p.tokens.begin(), p.tokens.end(), p.session->text().begin() + s.start);
   ++bounds.n_sequences;
   bounds.n_rows += static_cast<uint32_t>(n);
@@ -129,8 +164,9 @@ void Runner::record_absorb(CommandBuffer& cb, const std::vector<AbsorbPart>& par
     s.n_rows = n;
     s.start = p.start;
     t.head_sequences[i] = s;
+    const FrameRef frame = p.session->frame();
     for (int32_t j = 0; j < n; ++j) {
-      t.head_rows[first + j] = row_of(p.tokens[static_cast<size_t>(j)], i, p.start + j);
+      t.head_rows[first + j] = row_of(p.tokens[static_cast<size_t>(j)], i, p.start + j, frame);
       t.head_sources[first + j] =
           p.carried && j == 0 ? model_->max_rows() + static_cast<int32_t>(i) : p.source + j;
     }
@@ -235,11 +271,13 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
   int n_marks = 0;
   for (const ChunkPart& p : parts) {
     if (p.session->closed()) continue;
-    const Part part = {p.session.get(), p.tokens, false};
+    const Part part = {p.session.get(), p.tokens, false, p.media};
     try {
       const std::shared_ptr<Reply> reply = p.last || !p.scored.empty() ? reply_of(*p.session) : nullptr;
       check_ids(p.scored);
       check_marks(p);
+      check_media(p.media, p.tokens.size());
+      if (p.last) require_text(*p.session, p.session->length() + static_cast<int>(p.tokens.size()) - 1);
       if (p.scored.size() > p.tokens.size()) {
         throw InvalidArgument("prompt chunk of " + std::to_string(p.tokens.size()) + " tokens with " +
                               std::to_string(p.scored.size()) + " scored ones, expected at most as many");
@@ -253,6 +291,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
     }
     taken.push_back(part);
     chunks.push_back(&p);
+    pass.entries.back().media = p.media;
     pass.entries.back().snapshots = tap(p, tables.sequences[bounds.n_sequences - 1], n_marks);
   }
   if (taken.empty()) return;

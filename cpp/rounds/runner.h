@@ -13,17 +13,27 @@
 #include <span>
 #include <vector>
 
+#include "model/features.h"
 #include "model/model.h"
 #include "rounds/sampler.h"
 #include "session/session.h"
 
 namespace flashnext {
 
+// Rows of a chunk that show a picture or a video: `first` and the n - 1 behind it read rows `from`, ... of
+// its features in place of their tokens' embeddings.
+struct Shown {
+  int32_t first, n;
+  FeaturesRef features;
+  int32_t from;
+};
+
 // One sequence's part of a pass of forward().
 struct Part {
   Session* session;
   std::span<const int32_t> tokens;
   bool is_window;
+  std::span<const Shown> media = {};
 };
 
 // A token that was drawn.
@@ -82,6 +92,7 @@ struct ChunkPart {
   MostDrafts drafts = {};
   // Numbers of its first tokens behind which snapshots are taken, ascending, 1 to all of them.
   std::vector<int32_t> marks = {};
+  std::vector<Shown> media = {};
 };
 
 // A sequence's part of a round: at most n_rows rows, its pending token and drafts.
@@ -143,7 +154,7 @@ class Runner {
   // Reads one prompt chunk. With `last`, draws the first reply token, and up to n_drafts drafts for the first
   // round; without it nothing is drawn.
   std::vector<Drawn> prompt(const SessionRef& session, std::span<const int32_t> tokens, bool last,
-                            const Sampling& sampling, int n_drafts = 0);
+                            const Sampling& sampling, int n_drafts = 0, std::span<const Shown> media = {});
   // One round: feeds each session's pending token and its drafts, draws behind each row as long as the drafts
   // are what was drawn, and returns what was drawn, one token or more a session. n_drafts: most drafts of
   // each session's next round.
@@ -176,6 +187,7 @@ class Runner {
       int head_length;  // after a chunk; -1: left alone
       std::vector<Drawn> scores = {};
       std::vector<SnapshotRef> snapshots = {};
+      std::vector<Shown> media = {};  // that the pass reads
     };
     std::vector<Entry> entries;
     bool is_round = false, hashes = false;
@@ -210,6 +222,7 @@ class Runner {
   void check_ids(std::span<const int32_t> ids) const;
   void check(std::span<const Part> parts) const;
   void check_marks(const ChunkPart& part) const;
+  void check_media(std::span<const Shown> media, size_t n_tokens) const;
   std::vector<SnapshotRef> tap(const ChunkPart& part, Sequence& sequence, int& n_marks) const;
   void fill_counts(Session& session, const Reply& reply, int n_read) const;
   std::vector<AbsorbPart> absorb_parts(std::span<const Part> parts) const;

@@ -108,6 +108,19 @@ void Session::require_usable() const {
   if (broken_) throw InvalidArgument("session: a pass over it failed; close it and start again");
 }
 
+void Session::set_frame(FrameRef frame) {
+  const std::lock_guard lock(mutex_);
+  require_usable();
+  if (n_passes_) throw InvalidArgument("session: passes over it are in flight");
+  if (attachment_) throw InvalidArgument("session: its reply has begun, and where its rows stand is settled");
+  frame_ = std::move(frame);
+}
+
+FrameRef Session::frame() const {
+  const std::lock_guard lock(mutex_);
+  return frame_;
+}
+
 std::shared_ptr<Session> Session::fork() const {
   const std::lock_guard lock(mutex_);
   require_usable();
@@ -116,7 +129,9 @@ std::shared_ptr<Session> Session::fork() const {
   }
   const std::span<const int32_t> tokens = {reinterpret_cast<const int32_t*>(text_->host()),
                                            static_cast<size_t>(length_)};
-  return behind(model_, pool_, block_, pages_, tokens, head_length_);
+  const std::shared_ptr<Session> other = behind(model_, pool_, block_, pages_, tokens, head_length_);
+  other->frame_ = frame_;
+  return other;
 }
 
 std::shared_ptr<Session> Session::resume(const Snapshot& snapshot, std::span<const int32_t> tokens) {
@@ -312,6 +327,7 @@ ReplyState& Session::begin_reply() {
   r.text = text_->address();
   r.parity = parity_;
   r.n_kept = kept_;
+  r.rotary_delta = delta_of(frame_);
   return r;
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "model/model.h"
+#include "session/frame.h"
 #include "session/page_pool.h"
 #include "session/snapshot.h"
 
@@ -37,9 +38,14 @@ class Session : public std::enable_shared_from_this<Session> {
   // Gives everything back, as soon as no pass is in flight; later use is refused. Idempotent.
   void close();
 
-  // A session with the same committed positions, which shares all pages but the last. Between prompt passes
-  // only. Throws OutOfPages, OutOfMemory, or InvalidArgument while windows are unsettled or a pass is in
-  // flight.
+  // Where its rows stand on the rotary axes; null: at their positions. A session that goes on from where
+  // another stood is given the same for the rows that both have. Not within a pass; before begin_reply().
+  void set_frame(FrameRef frame);
+  FrameRef frame() const;
+
+  // A session with the same committed positions and frame, which shares all pages but the last. Between
+  // prompt passes only. Throws OutOfPages, OutOfMemory, or InvalidArgument while windows are unsettled or a
+  // pass is in flight.
   std::shared_ptr<Session> fork() const;
   // A session that stands where the snapshot was taken, behind the n tokens that it was made of; shares all
   // pages but the one with row n - 1, which is copied. Throws OutOfPages, OutOfMemory, or InvalidArgument for
@@ -126,6 +132,7 @@ class Session : public std::enable_shared_from_this<Session> {
   mutable std::mutex mutex_;
   std::vector<int> pages_;
   BufferRef page_table_, block_, unsettled_[2], text_, reply_;
+  FrameRef frame_;
   int head_length_ = 0;
   int parity_ = 0;  // which unsettled buffer the next window writes
   int length_ = 0, window_ = 0, kept_ = 0;

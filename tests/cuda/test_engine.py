@@ -46,10 +46,10 @@ def test_the_lone_driver_gives_what_shared_rounds_give(
 ) -> None:
     request = Request(0, "seeded", 1, 24, few=False)
     on = desk(checkpoint, path, kind=CUDA)
-    prompt, session = on.reference.prompts[0], on.open()
-    on.read(session, prompt[:-1])
+    prompt, session = on.reference.prompts[0], on.open(0)
+    on.read(session, prompt[:-1], prompt=0)
     require_same(on.reply(session, request, 2), reference.left(request), "drafted by the lone driver")
-    first, second = on.open(), on.open()
+    first, second = on.open(0), on.open()
     on.begin({first: request, second: Request(3, "penalties", 2, 24, few=False)}, 2)
     on.run([first, second])
     require_same(on.left(first), reference.left(request), "in shared rounds")

@@ -455,7 +455,7 @@ def test_a_reply_that_the_device_ends_too_early_is_an_error() -> None:
         session.ended |= len(session.reply) == 5
         return token
 
-    core.open = lambda: setattr_draw(FakeCore.open(core), end_early)  # type: ignore[method-assign]
+    core.open = lambda axes=None: setattr_draw(FakeCore.open(core, axes), end_early)  # type: ignore[method-assign]
     run(scheduler)
     with pytest.raises(DeviceError, match="ended a reply after 5 tokens"):
         client.events()

@@ -115,8 +115,8 @@ class ForksAnother(WatchedCore):
             self.read.setdefault(part.session, []).extend(part.tokens.tolist())
         return super().step(chunk, round)
 
-    def fork(self, session: Any) -> Any:
-        fork = self.open()
+    def fork(self, session: Any, axes: Any = None) -> Any:
+        fork = self.open(axes)
         tokens = np.array(self.read[session], np.int32)
         tokens[-1] ^= 1
         for first in range(0, len(tokens), 16):
@@ -145,8 +145,8 @@ class KeepsOneMore(WatchedCore):
 class ResumesAnother(WatchedCore):
     """Who goes on from a snapshot has the state of a prompt that differs in the last token."""
 
-    def resume(self, snapshot: Any, tokens: Any) -> Any:
-        session = self.open()
+    def resume(self, snapshot: Any, tokens: Any, axes: Any = None) -> Any:
+        session = self.open(axes)
         tokens = tokens.copy()
         tokens[-1] ^= 1
         for first in range(0, len(tokens), 16):
@@ -188,11 +188,11 @@ class DrawsFromAnotherRow(WatchedCore):
 class KeepsASession(WatchedCore):
     """With each fork a session is made that is never given back."""
 
-    def fork(self, session: Any) -> Any:
+    def fork(self, session: Any, axes: Any = None) -> Any:
         extra = self.core.open()
         self.core.step([ChunkPart(extra, np.array([20, 21], np.int32), False)], [])
         self.sessions.append(extra)
-        return super().fork(session)
+        return super().fork(session, axes)
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,9 @@ def play(machine: Machine, seed: int, n: int, lone: bool) -> int:
         driver.begin(session, sampling, [], len(prompt), end, most_head=rng.choice([0, 3]), most_copied=3)
         found[session] = []
         if prompt[MAX_CHUNK:].size:
-            note(driver.step([(session, prompt[:MAX_CHUNK], False, NOT_SCORED, [])], []))
+            note(driver.step([(session, prompt[:MAX_CHUNK], False, NOT_SCORED, [], [])], []))
             prompt = prompt[MAX_CHUNK:]
-        note(driver.step([(session, prompt, True, NOT_SCORED, [])], begun))
+        note(driver.step([(session, prompt, True, NOT_SCORED, [], [])], begun))
         begun.append(session)
         others.add(session, len(machine.prompts[one.prompt]))
         driver.start(begun)
@@ -129,7 +129,7 @@ def test_a_driver_that_is_taken_down_in_its_rounds_waits_for_them(machine: Machi
         session = _core.Session(machine.loaded.model, pool)
         prompt = np.array(machine.prompts[1], np.int32)
         driver.begin(session, _core.Sampling(temperature=0.0), [], len(prompt), 200, most_head=2)
-        driver.step([(session, prompt, True, NOT_SCORED, [])], [])
+        driver.step([(session, prompt, True, NOT_SCORED, [], [])], [])
         driver.start([session])
         time.sleep(random.Random(seed).random() * 0.004)
         if seed % 2:

@@ -8,42 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from flashnext.media import FramesPart, ImagePart, Limits, Media, Part, Preprocessor, read_rules
+from support.seen import GOLDEN, prepared
 from tokenizers import Tokenizer
 
 TINY = Path(__file__).parents[1] / "tiny"
-CASES: dict[str, dict[str, Any]] = {
-    case["id"]: case
-    for case in map(json.loads, (TINY / "golden.jsonl").read_text().splitlines())
-    if case["grid_thw"] is not None
-}
 RECORDED = json.loads((TINY.parent / "data" / "media_transformers.json").read_text())["videos"]
-RULES = read_rules(TINY / "hf")
-
-
-def _prepared(case: dict[str, Any]) -> list[Media]:
-    parts: list[Part] = []
-    for message in case["messages"]:
-        for part in message["content"]:
-            if isinstance(part, dict) and part["type"] == "image":
-                parts.append(ImagePart((TINY / part["image"]).read_bytes()))
-            elif isinstance(part, dict) and part["type"] == "video":
-                frames = tuple((TINY / name).read_bytes() for name in part["video"])
-                parts.append(FramesPart(frames, part["fps"]))
-    pool = Preprocessor(RULES, Limits())
-    try:
-        return pool.prepare(parts)
-    finally:
-        pool.close()
 
 
 def test_there_are_golden_cases_with_media() -> None:
-    assert len(CASES) == 20 and len(RECORDED) == 4
+    assert len(GOLDEN) == 20 and len(RECORDED) == 4
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("case", GOLDEN.values(), ids=GOLDEN)
 def test_a_golden_prompt_has_the_grids_pads_and_times_of_its_media(case: dict[str, Any]) -> None:
-    made = _prepared(case)
+    made = prepared(case)
     assert [list(media.grid) for media in made] == case["grid_thw"]
     tokenizer = Tokenizer.from_file(str(TINY / "hf" / "tokenizer.json"))
     prompt = tokenizer.decode(case["prompt_ids"], skip_special_tokens=False)
@@ -62,6 +40,6 @@ def test_a_golden_prompt_has_the_grids_pads_and_times_of_its_media(case: dict[st
 
 @pytest.mark.parametrize("name", RECORDED)
 def test_a_golden_video_has_the_patches_that_transformers_makes(name: str) -> None:
-    (media,) = _prepared(CASES[name])
+    (media,) = prepared(GOLDEN[name])
     digest = hashlib.sha256(media.patches().tobytes()).hexdigest()
     assert {"grid": list(media.grid), "sha256": digest} == RECORDED[name]

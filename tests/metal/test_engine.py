@@ -10,6 +10,7 @@ import pytest
 from support.cells import AXES, Cell
 from support.metal_engine import CASES, desk, has_metal_host, reply_of, small_checkpoint
 from support.played import Reference, Request, play, require_same
+from support.seen import GOLDEN
 
 # Checked kernels take seconds a token, unchecked ones a tenth of that.
 ORDERS = ("random", "reverse", *["random, unchecked"] * 6)
@@ -41,6 +42,10 @@ def test_float32_replies_equal_those_of_transformers(case: dict[str, Any], order
     assert reply_of(case, order) == case["output_ids"]
 
 
+def test_a_float32_reply_about_an_image_equals_that_of_transformers() -> None:
+    assert reply_of(GOLDEN["image-5"], "random, unchecked") == GOLDEN["image-5"]["output_ids"]
+
+
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_checkpoint(tmp_path_factory.mktemp("metal"))
@@ -70,16 +75,16 @@ def test_with_every_access_checked_a_reply_from_a_mark_is_the_same(
 ) -> None:
     checked = desk(checkpoint, order)
     alone, beside = Request(0, "seeded", 1, 6, few=False), Request(3, "penalties", 2, 6, few=False)
-    prompt, session, other = checked.reference.prompts[0], checked.open(), checked.open()
-    marks = checked.read(session, prompt[:-1], 30, (17, 30, 33))
+    prompt, session, other = checked.reference.prompts[0], checked.open(0), checked.open()
+    marks = checked.read(session, prompt[:-1], 30, (17, 30, 33), 0)
     require_same(checked.reply(session, alone, 2), reference.left(alone), "drafted by the lone driver")
-    resumed = checked.resume(marks[33], prompt[:33])
+    resumed = checked.resume(marks[33], prompt[:33], 0)
     checked.begin({resumed: alone, other: beside}, 2)
     checked.run([resumed, other])
     require_same(checked.left(resumed), reference.left(alone), "from a mark, in shared rounds")
     require_same(checked.left(other), reference.left(beside), "beside it")
     # What a mark taps are the bytes of a session that read just so far.
     for n, snapshot in marks.items():
-        session = checked.open()
-        (so_far,) = checked.read(session, prompt[:n], 64, (n,)).values()
+        session = checked.open(0)
+        (so_far,) = checked.read(session, prompt[:n], 64, (n,), 0).values()
         assert checked.image(snapshot) == checked.image(so_far), f"mark {n}"

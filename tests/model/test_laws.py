@@ -1,5 +1,7 @@
 """The row, prefix and class laws and settlement, bit for bit: hashes of float32 logits and of settled state.
 
+Some sequences show media, whose rows stand elsewhere on each rotary axis, so that all behind them do too.
+
 Every test runs the same sequence in another way and compares with the plainest one: alone, on a fresh
 session, one prompt row a pass. `test_..._catches` plant a difference of one unit in the last place, on which
 the comparison must fail.
@@ -13,9 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flashnext import _core as core
 from flashnext.checkpoint import open_checkpoint
-from support.engine import MAX_WINDOW, PATHS, Engine, Float32, Tokens, first_difference, row_hashes
+from flashnext.engine.frame import Frame
+from support.engine import MAX_WINDOW, PATHS, Engine, Float32, Shown, Tokens, first_difference, row_hashes
 from support.random_checkpoint import write_random
+from support.seen import drawn, noise
 from support.setups import MANY_EXPERTS, MIXED, REAL_HEADS, WIDE, Setup
 
 ROWS = 150
@@ -33,9 +38,21 @@ class Plain:
 
     engine: Engine
     tokens: Tokens
+    frame: Frame | None
     logits: Float32
     rows: list[str]
     states: list[int]
+
+    def session(self) -> core.Session:
+        return self.engine.session(self.frame)
+
+    def shown(self, at: int, n: int) -> list[Shown]:
+        """What n rows show."""
+        return self.engine.shown(self.frame, at, n)
+
+    def prompt(self, session: core.Session, at: int, n: int) -> Float32:
+        """Read n rows by a prompt chunk."""
+        return self.engine.prompt(session, self.tokens[at : at + n], self.shown(at, n))
 
     def check(self, found: Float32, at: int, what: str) -> None:
         """Require that `found` are rows `at`, `at` + 1, ... bit for bit."""
@@ -43,6 +60,7 @@ class Plain:
         assert row is None, f"{what}: row {at} + {row} of the sequence differs"
 
 
+WITH_MEDIA = ("heads of the real model", "6 bits in groups of 64")
 EACH = [(s, p, t) for s in SETUPS for p in PATHS for t in ("float32", "bfloat16")]
 
 
@@ -55,14 +73,18 @@ def plain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     rng = np.random.default_rng(setup.seed)
     tokens = rng.integers(0, config.vocab_size, setup.rows, np.int32)
     tokens[rng.random(setup.rows) < 0.05] = config.segment_token
-    session = engine.session()
+    frame = None
+    if setup.name in WITH_MEDIA:  # over ends of pages and of pooled blocks, thin, next to each other
+        media = [(1, noise(1, (1, 4, 4))), (5, noise(2, (1, 2, 14))), (40, noise(3, (1, 14, 12)))]
+        tokens, frame = drawn(tokens, media, config.segment_token + 1, config.hidden_size)
+    session = engine.session(frame)
     logits, states = [], []
     for at in range(len(tokens)):
-        logits.append(engine.prompt(session, tokens[at : at + 1]))
+        logits.append(engine.prompt(session, tokens[at : at + 1], engine.shown(frame, at, 1)))
         states.append(engine.runner.state_hash(session))
     session.close()
     joined = np.concatenate(logits)
-    yield Plain(engine, tokens, joined, row_hashes(joined), states)
+    yield Plain(engine, tokens, frame, joined, row_hashes(joined), states)
 
 
 def some_cuts(rng: np.random.Generator, n: int) -> list[int]:
@@ -73,10 +95,10 @@ def some_cuts(rng: np.random.Generator, n: int) -> list[int]:
 def test_prefix_law_any_cut_of_a_prompt_gives_the_same_bits(plain: Plain, seed: int) -> None:
     rng = np.random.default_rng(seed)
     cuts = some_cuts(rng, len(plain.tokens)) if seed else []
-    session = plain.engine.session()
+    session = plain.session()
     at = 0
     for part in np.split(plain.tokens, cuts):
-        plain.check(plain.engine.prompt(session, part), at, f"seed {seed}, cuts {cuts}")
+        plain.check(plain.prompt(session, at, len(part)), at, f"seed {seed}, cuts {cuts}")
         at += len(part)
         assert plain.engine.runner.state_hash(session) == plain.states[at - 1], f"seed {seed}, cuts {cuts}"
     session.close()
@@ -85,10 +107,11 @@ def test_prefix_law_any_cut_of_a_prompt_gives_the_same_bits(plain: Plain, seed: 
 @pytest.mark.parametrize("width", (1, 2, 5, 16, 33, MAX_WINDOW))
 def test_class_law_window_rows_equal_prompt_rows_on_the_cpu(plain: Plain, width: int) -> None:
     assert plain.engine.loaded.device.limits.prompt_equals_window
-    session = plain.engine.session()
+    session = plain.session()
     for at in range(0, len(plain.tokens), width):
         part = plain.tokens[at : at + width]
-        plain.check(plain.engine.window(session, part), at, f"windows of {width}")
+        found = plain.engine.window(session, part, media=plain.shown(at, len(part)))
+        plain.check(found, at, f"windows of {width}")
         # The next window settles this one; asking for the hash settles at once. Both must leave the same
         # state.
         if at // width % 2 == 0:
@@ -104,7 +127,7 @@ def test_row_law_neighbours_index_and_pages_change_nothing(plain: Plain, seed: i
     rng = np.random.default_rng(seed)
     engine, tokens = plain.engine, plain.tokens
     strangers = [rng.integers(0, 100, len(tokens), np.int32) for _ in range(2)]
-    sessions = [engine.session() for _ in range(3)]
+    sessions = [plain.session(), engine.session(), engine.session()]
     at = [0, 0, 0]
     while at[0] < len(tokens):
         # Pages are handed out in another order each time; our rows stand first, in the middle or last.
@@ -118,7 +141,10 @@ def test_row_law_neighbours_index_and_pages_change_nothing(plain: Plain, seed: i
                 continue
             ours = len(parts) if who == 0 else ours
             parts.append((who, source[at[who] : at[who] + n], bool(rng.random() < 0.5)))
-        found = engine.forward([(sessions[who], rows, window) for who, rows, window in parts])
+        found = engine.forward(
+            [(sessions[who], rows, window) for who, rows, window in parts],
+            [plain.shown(at[0], len(rows)) if who == 0 else [] for who, rows, _ in parts],
+        )
         for who, rows, window in parts:
             if window:
                 sessions[who].keep(len(rows))
@@ -134,28 +160,30 @@ def test_row_law_worker_count_and_order_of_independent_work_change_nothing(plain
     for threads, shuffle in ((1, 0), (2, 0), (3, 1), (2, 99)):
         path = loaded.device.name.split("(")[1].split(",")[0]
         other = Engine(loaded.checkpoint.path, path, loaded.dtype, threads=threads, shuffle_seed=shuffle)
-        plain.check(other.alone(plain.tokens, 64), 0, f"{threads} workers, shuffle seed {shuffle}")
+        plain.check(
+            other.alone(plain.tokens, 64, plain.frame), 0, f"{threads} workers, shuffle seed {shuffle}"
+        )
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_settlement_rejected_rows_leave_no_trace(plain: Plain, seed: int) -> None:
     rng = np.random.default_rng(seed)
     engine, tokens = plain.engine, plain.tokens
-    session = engine.session()
+    session = plain.session()
     prompt = int(rng.integers(1, 40))
-    engine.prompt(session, tokens[:prompt])
+    plain.prompt(session, 0, prompt)
     at = prompt
     while at < len(tokens):
         n_right = min(int(rng.integers(0, 9)), len(tokens) - at)
         n_wrong = int(rng.integers(0 if n_right else 1, 9))
         rows = np.concatenate([tokens[at : at + n_right], rng.integers(0, 100, n_wrong, np.int32)])
-        found = engine.window(session, rows, keep=n_right)
+        found = engine.window(session, rows, n_right, plain.shown(at, n_right))
         plain.check(found[:n_right], at, f"seed {seed}")
         at += n_right
         if rng.random() < 0.3 and at:
             assert engine.runner.state_hash(session) == plain.states[at - 1], f"seed {seed}, at {at}"
         if rng.random() < 0.1 and at < len(tokens):  # a prompt chunk in between, as after preemption
-            plain.check(engine.prompt(session, tokens[at : at + 1]), at, f"seed {seed}")
+            plain.check(plain.prompt(session, at, 1), at, f"seed {seed}")
             at += 1
     assert engine.runner.state_hash(session) == plain.states[-1], f"seed {seed}"
     session.close()
@@ -163,11 +191,11 @@ def test_settlement_rejected_rows_leave_no_trace(plain: Plain, seed: int) -> Non
 
 def test_a_sequence_left_out_of_passes_keeps_its_unsettled_rows(plain: Plain) -> None:
     engine, tokens = plain.engine, plain.tokens
-    ours, other = engine.session(), engine.session()
-    plain.check(engine.window(ours, tokens[:9], keep=5)[:5], 0, "first window")
+    ours, other = plain.session(), engine.session()
+    plain.check(engine.window(ours, tokens[:9], 5, plain.shown(0, 5))[:5], 0, "first window")
     for _ in range(3):
         engine.window(other, tokens[40:50])
-    plain.check(engine.prompt(ours, tokens[5:30]), 5, "after passes of another sequence")
+    plain.check(plain.prompt(ours, 5, 25), 5, "after passes of another sequence")
     assert engine.runner.state_hash(ours) == plain.states[29]
     ours.close()
     other.close()

@@ -19,6 +19,7 @@ KINDS = (
     "heads of the real model",
     "silu gate",
     "twelve heads on one key",
+    "images, three rotary axes",
     "4 bits in groups of 64",
     "6 bits in groups of 32",
     "yarn",
@@ -39,16 +40,18 @@ def test_float32_logits_are_within_the_bound_for_every_chunk_and_window(
     engine = Engine(oracle.path, path)
     expected: list[str] | None = None
     for chunk in CHUNKS:
-        logits = engine.alone(tokens, chunk)
+        logits = engine.alone(tokens, chunk, oracle.frame)
         error = row_errors(logits, oracle.logits)
         assert error.max() < bound.largest, f"{setup}, chunk {chunk}: row {error.argmax()}"
         assert np.median(error) < bound.median_row, f"{setup}, chunk {chunk}"
         expected = expected or row_hashes(logits)
         assert first_difference(expected, row_hashes(logits)) is None, f"{setup}, chunk {chunk}"
     for width in WINDOWS:
-        session = engine.session()
-        parts = np.split(tokens, range(width, len(tokens), width))
-        logits = np.concatenate([engine.window(session, part) for part in parts])
+        session, rows = engine.session(oracle.frame), []
+        for at in range(0, len(tokens), width):
+            part = tokens[at : at + width]
+            rows.append(engine.window(session, part, media=engine.shown(oracle.frame, at, len(part))))
+        logits = np.concatenate(rows)
         session.close()
         error = row_errors(logits, oracle.logits)
         assert error.max() < bound.largest, f"{setup}, window {width}: row {error.argmax()}"
@@ -61,7 +64,9 @@ def test_bfloat16_logits_are_within_the_bound_where_nothing_is_decided(
 ) -> None:
     oracle = oracle_of(setup.without_decisions())
     bound = bfloat16_bound(oracle)
-    error = row_errors(Engine(oracle.path, path, "bfloat16").alone(oracle.tokens), oracle.logits)
+    error = row_errors(
+        Engine(oracle.path, path, "bfloat16").alone(oracle.tokens, frame=oracle.frame), oracle.logits
+    )
     assert error.max() < bound.largest, f"{setup}: row {error.argmax()}"
     assert np.median(error) < bound.median_row, str(setup)
 
@@ -72,6 +77,8 @@ def test_bfloat16_logits_are_within_the_bound_for_the_median_row_where_near_ties
     oracle_of: OracleOf, setup: Setup, path: str
 ) -> None:
     oracle = oracle_of(setup)
-    error = row_errors(Engine(oracle.path, path, "bfloat16").alone(oracle.tokens), oracle.logits)
+    error = row_errors(
+        Engine(oracle.path, path, "bfloat16").alone(oracle.tokens, frame=oracle.frame), oracle.logits
+    )
     assert np.isfinite(error).all()
     assert np.median(error) < bfloat16_bound(oracle).median_row, str(setup)

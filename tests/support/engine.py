@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from flashnext import _core as core
+from flashnext.engine.frame import Frame
 from flashnext.engine.load import Loaded, load_model
 
 Tokens = npt.NDArray[np.int32]
 Float32 = npt.NDArray[np.float32]
+Shown = tuple[int, core.Features, int, int]
+"""Rows of a chunk that show media: the first, features, the first of them, how many."""
 
 PATHS: tuple[str, ...] = tuple(core.instruction_paths())
 METAL_HOST, CUDA = "metal-host", "cuda"
@@ -66,31 +69,50 @@ class Engine:
         self.loaded: Loaded = load_model(path, device="cpu", path_name=instructions, dtype=dtype, **given)
         self.runner = core.Runner(self.loaded.model)
 
-    def session(self) -> core.Session:
-        return core.Session(self.loaded.model, self.loaded.pool)
+    def session(self, frame: Frame | None = None) -> core.Session:
+        """An empty session, of a prompt where that shows media."""
+        made = core.Session(self.loaded.model, self.loaded.pool)
+        if frame is not None:
+            made.set_frame(frame.axes)
+        return made
 
-    def prompt(self, session: core.Session, tokens: Tokens) -> Float32:
+    def shown(self, frame: Frame | None, start: int, n: int) -> list[Shown]:
+        """What n rows of a prompt show."""
+        if frame is None:
+            return []
+        return [
+            (first, core.Features(self.loaded.model, frame.see(media)), row, count)
+            for first, media, row, count in frame.within(start, n)
+        ]
+
+    def prompt(self, session: core.Session, tokens: Tokens, media: Sequence[Shown] = ()) -> Float32:
         """One prompt chunk; (rows, vocab) logits."""
-        return self.forward([(session, tokens, False)])[0]
+        return self.forward([(session, tokens, False)], [media])[0]
 
-    def window(self, session: core.Session, tokens: Tokens, keep: int | None = None) -> Float32:
+    def window(
+        self, session: core.Session, tokens: Tokens, keep: int | None = None, media: Sequence[Shown] = ()
+    ) -> Float32:
         """One window, of which the first `keep` rows (all by default) are committed; logits of all its
         rows."""
-        logits = self.forward([(session, tokens, True)])[0]
+        logits = self.forward([(session, tokens, True)], [media])[0]
         session.keep(len(tokens) if keep is None else keep)
         return logits
 
-    def forward(self, parts: Sequence[tuple[core.Session, Tokens, bool]]) -> list[Float32]:
-        """One pass over (session, tokens, is_window) parts; logits of each part's rows."""
-        return self.runner.forward(parts)
+    def forward(
+        self, parts: Sequence[tuple[core.Session, Tokens, bool]], media: Sequence[Sequence[Shown]] = ()
+    ) -> list[Float32]:
+        """One pass over (session, tokens, is_window) parts, and what each shows; logits of each part's
+        rows."""
+        return self.runner.forward(parts, media)
 
-    def alone(self, tokens: Tokens, chunk: int = 512) -> Float32:
+    def alone(self, tokens: Tokens, chunk: int = 512, frame: Frame | None = None) -> Float32:
         """Logits of every row of a sequence read by prompt chunks on a fresh session."""
-        session = self.session()
-        chunks = np.split(tokens, range(chunk, len(tokens), chunk))
-        out = np.concatenate([self.prompt(session, part) for part in chunks])
+        session, out = self.session(frame), []
+        for at in range(0, len(tokens), chunk):
+            part = tokens[at : at + chunk]
+            out.append(self.prompt(session, part, self.shown(frame, at, len(part))))
         session.close()
-        return out
+        return np.concatenate(out)
 
 
 def row_hashes(logits: Float32) -> list[str]:

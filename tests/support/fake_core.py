@@ -4,7 +4,8 @@ request.
 It holds callers to the protocol of `flashnext.engine.core`: what a session has read must be what its reply
 is drawn from, a closed or failed session is not used, no reply is forked, nothing is begun behind the end. A
 page has the tokens of its rows and a snapshot's block their hash, and both must be those of the tokens that a
-session is resumed with.
+session is resumed with. A reply is drawn from what rows show where they show media, and a block is that of
+what was shown.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import hashlib
 import heapq
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from flashnext.engine.core import Bytes, ChunkPart, ReplyOptions, Snapshot, Tokens
+from flashnext.engine.core import Bytes, ChunkPart, Floats, ReplyOptions, Snapshot, Tokens
 from flashnext.errors import InvalidArgument, OutOfMemory, OutOfPages
 
 PAGE = 8
@@ -29,6 +30,13 @@ BLOCK_BYTES = 32
 def block_of(rows: Sequence[int]) -> bytes:
     """The recurrent block behind these tokens: their hash."""
     return hashlib.sha256(np.array(rows, np.int32).tobytes()).digest()
+
+
+class FakeFeatures:
+    """See `flashnext.engine.core.Features`; a row shows the whole number that it begins with."""
+
+    def __init__(self, values: Floats) -> None:
+        self.n, self.shows = len(values), values[:, 0].astype(int).tolist()
 
 
 @dataclass
@@ -100,11 +108,18 @@ class FakeSnapshot:
 
 
 class FakeSession:
-    """A sequence of the fake core; its rows are the token ids that it has read."""
+    """A sequence of the fake core; its rows are the token ids that it has read.
+
+    Attributes:
+        axes: Where the rows of its prompt stand.
+        shown: What rows show, by row.
+    """
 
     def __init__(self, core: FakeCore) -> None:
         self.core = core
         self.rows: list[int] = []
+        self.axes: Tokens | None = None
+        self.shown: dict[int, int] = {}
         self.pages: list[FakePage] = []
         self.options: ReplyOptions | None = None
         self.script: list[int] = []
@@ -129,6 +144,10 @@ class FakeSession:
                 page.sessions -= 1
                 self.core.give_back(page)
             self.pages = []
+
+    def seen(self, n: int) -> list[int]:
+        """What its first n rows are to the model."""
+        return [self.shown.get(at, token) for at, token in enumerate(self.rows[:n])]
 
     def hold(self, page: FakePage) -> None:
         """Add a page to the table."""
@@ -212,6 +231,7 @@ class FakeCore:
         self.passes: list[list[list[int]]] = []
         self.rounds: list[int] = []
         self.resumed: list[tuple[int, ...]] = []
+        self.shown_by: dict[bytes, dict[int, int]] = {}  # what rows show behind which a block stands
         self.n_taken = self.n_allocated = self.n_forks = self.n_shorts = self.n_idle = 0
         self._free_ids = list(range(n_pages))  # a heap
         self._going: list[FakeSession] = []  # those that were started and have not come short
@@ -249,13 +269,18 @@ class FakeCore:
             self.n_taken -= 1
             heapq.heappush(self._free_ids, page.id)
 
-    def open(self) -> FakeSession:
+    def open(self, axes: Tokens | None = None) -> FakeSession:
         self.before("open", None)
         session = FakeSession(self)
+        session.axes = axes
         self.open_sessions.append(session)
         return session
 
-    def fork(self, session: Any) -> FakeSession:
+    def features(self, values: Floats) -> FakeFeatures:
+        self.before("features", values)
+        return FakeFeatures(values)
+
+    def fork(self, session: Any, axes: Tokens | None = None) -> FakeSession:
         assert isinstance(session, FakeSession)
         self._check_usable(session)
         assert not session.reply and not session.in_flight, "forked off a reply"
@@ -264,7 +289,7 @@ class FakeCore:
         if copied and not self.free_pages():
             raise OutOfPages("no page is free")
         self.n_forks += 1
-        return self._session_of(session.rows, session.pages[:n])
+        return self._session_of(session.rows, session.pages[:n], axes, session.shown)
 
     def snapshot(self, session: Any) -> FakeSnapshot:
         assert isinstance(session, FakeSession)
@@ -276,18 +301,20 @@ class FakeCore:
             raise OutOfMemory("no memory for a snapshot")
         return made
 
-    def resume(self, snapshot: Snapshot, tokens: Tokens) -> FakeSession:
+    def resume(self, snapshot: Snapshot, tokens: Tokens, axes: Tokens | None = None) -> FakeSession:
         assert isinstance(snapshot, FakeSnapshot) and not snapshot.closed
         rows = tokens.tolist()
         assert tokens.dtype == np.int32 and len(rows) == snapshot.n
-        assert block_of(rows) == snapshot.block, "resumed with other tokens than it was made of"
+        shown = self.shown_by.get(snapshot.block, {})
+        seen = [shown.get(at, token) for at, token in enumerate(rows)]
+        assert block_of(seen) == snapshot.block, "resumed with other tokens than it was made of"
         for at, token in enumerate(rows):
             assert snapshot.pages[at // PAGE].rows[at % PAGE] == token, "a page of other rows"
         self.before("resume", rows)
         if not self.free_pages():
             raise OutOfPages("no page is free")
         self.resumes.append(snapshot.n)
-        return self._session_of(rows, snapshot.pages[: (snapshot.n - 1) // PAGE])
+        return self._session_of(rows, snapshot.pages[: (snapshot.n - 1) // PAGE], axes, shown)
 
     def read_block(self, snapshot: Snapshot) -> Bytes:
         assert isinstance(snapshot, FakeSnapshot)
@@ -325,9 +352,17 @@ class FakeCore:
     def identity(self) -> str:
         return "0" * 64
 
-    def _session_of(self, rows: Sequence[int], shared: Sequence[FakePage]) -> FakeSession:
+    def _session_of(
+        self,
+        rows: Sequence[int],
+        shared: Sequence[FakePage],
+        axes: Tokens | None,
+        shown: Mapping[int, int],
+    ) -> FakeSession:
         """A session that has read these rows; it shares the pages of the first and copies the rest."""
         session = FakeSession(self)
+        session.axes = axes
+        session.shown = {at: what for at, what in shown.items() if at < len(rows)}
         self.open_sessions.append(session)
         for page in shared:
             session.hold(page)
@@ -339,7 +374,9 @@ class FakeCore:
     def _tap(self, session: FakeSession, n: int) -> FakeSnapshot | None:
         if len(self.open_snapshots) >= self.most_blocks:
             return None
-        return FakeSnapshot(self, n, block_of(session.rows[:n]), session.pages[: -(-n // PAGE)])
+        block = block_of(session.seen(n))
+        self.shown_by[block] = {at: what for at, what in session.shown.items() if at < n}
+        return FakeSnapshot(self, n, block, session.pages[: -(-n // PAGE)])
 
     def begin(self, session: Any, options: ReplyOptions) -> None:
         self._check_usable(session)
@@ -419,6 +456,13 @@ class FakeCore:
         self.chunks.append(tokens)
         start = len(session.rows)
         session.write(tokens)
+        for first, features, row, n in part.media:
+            assert (
+                isinstance(features, FakeFeatures) and first + n <= len(tokens) and session.axes is not None
+            )
+            session.shown.update(
+                zip(range(start + first, start + first + n), features.shows[row : row + n], strict=True)
+            )
         marks = part.marks
         assert list(marks) == sorted(set(marks)) and all(1 <= mark <= len(tokens) for mark in marks)
         snapshots = [self._tap(session, start + mark) for mark in marks]
@@ -433,7 +477,7 @@ class FakeCore:
         known = session.rows[options.n_prompt :]
         assert known == list(options.known[: len(known)]), "not what the reply was"
         session.reply = known
-        session.script = self.script(session.rows[: options.n_prompt])
+        session.script = self.script(session.seen(options.n_prompt))
         drawn = [FakeDrawn(session.draw())]
         return FakeLanded(session, drawn, session.ended, scores=scores, snapshots=snapshots)
 

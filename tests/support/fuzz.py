@@ -210,16 +210,16 @@ class WatchedCore:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.core, name)
 
-    def open(self) -> Any:
-        self.sessions.append(self.core.open())
+    def open(self, axes: Any = None) -> Any:
+        self.sessions.append(self.core.open(axes))
         return self.sessions[-1]
 
-    def fork(self, session: Any) -> Any:
-        self.sessions.append(self.core.fork(session))
+    def fork(self, session: Any, axes: Any = None) -> Any:
+        self.sessions.append(self.core.fork(session, axes))
         return self.sessions[-1]
 
-    def resume(self, snapshot: Any, tokens: Any) -> Any:
-        self.sessions.append(self.core.resume(snapshot, tokens))
+    def resume(self, snapshot: Any, tokens: Any, axes: Any = None) -> Any:
+        self.sessions.append(self.core.resume(snapshot, tokens, axes))
         self.tally["hits within a page"] += snapshot.n % PAGE_TOKENS != 0
         return self.sessions[-1]
 

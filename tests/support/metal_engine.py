@@ -13,6 +13,7 @@ from flashnext.engine.load import load_model
 
 from support.engine import DEVICES, METAL_HOST
 from support.matrix_models import LAYERS
+from support.seen import drawn, golden, noise
 from support.setups import Setup
 from support.states import Desk
 
@@ -44,8 +45,13 @@ def reply_of(case: dict[str, Any], order: str, kind: str = METAL_HOST) -> list[i
         TINY / "hf", device=device, dtype="float32", context=max(512, n), max_window=4, sequences=1
     )
     runner, session = core.Runner(loaded.model), core.Session(loaded.model, loaded.pool)
-    prompt, sampling = np.array(case["prompt_ids"], np.int32), core.Sampling(temperature=0)
-    reply: list[int] = [drawn.token for drawn in runner.prompt(session, prompt, True, sampling)]
+    prompt, sampling, media = np.array(case["prompt_ids"], np.int32), core.Sampling(temperature=0), []
+    if case["grid_thw"] is not None:
+        prompt, frame = golden(case)
+        session.set_frame(frame.axes)
+        for first, one, row, count in frame.within(0, len(prompt)):
+            media.append((first, core.Features(loaded.model, frame.see(one)), row, count))
+    reply: list[int] = [drawn.token for drawn in runner.prompt(session, prompt, True, sampling, 0, media)]
     while len(reply) < len(case["output_ids"]):
         reply += [drawn.token for drawn in runner.round([session])[0]]
     return reply
@@ -57,10 +63,12 @@ def small_checkpoint(folder: Path) -> Path:
 
 
 def desk(checkpoint: Path, order: str, sequences: int = 6, kind: str = METAL_HOST) -> Desk:
-    """The small checkpoint with room for so many sequences, and prompts of LENGTHS."""
+    """The small checkpoint with room for so many sequences, and prompts of LENGTHS; one shows images."""
     device = core.open_device(kind, 0, order, shuffle_seed=2)
     loaded = load_model(checkpoint, device=device, context=320, sequences=sequences)
     config, rng = loaded.checkpoint.config, np.random.default_rng(3)
     assert LENGTHS[0] > config.index_budget
     prompts = [rng.integers(0, config.vocab_size, n, np.int32) for n in LENGTHS]
-    return Desk(loaded, prompts)
+    images = [(5, noise(1, (1, 4, 6))), (15, noise(2, (1, 2, 8)))]
+    prompts[0], frame = drawn(prompts[0], images, 7, config.hidden_size)
+    return Desk(loaded, prompts, [frame, None, None, None])

@@ -13,12 +13,14 @@ from typing import Any, cast
 import numpy as np
 from flashnext import _core
 from flashnext.checkpoint.config import PAGE_TOKENS
-from flashnext.engine.core import ChunkPart, CoreOptions, ReplyOptions, Snapshot
+from flashnext.engine.core import ChunkPart, CoreOptions, ReplyOptions, ShownRows, Snapshot
+from flashnext.engine.frame import Frame
 from flashnext.engine.job import Job
 from flashnext.engine.load import Loaded
 from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.marks import Kind
-from flashnext.engine.radix import Keys, row_keys
+from flashnext.engine.radix import Keys
+from flashnext.engine.sights import Sights
 from flashnext.engine.spill import Spill, Stored
 
 from support.cells import Cell
@@ -92,8 +94,22 @@ def require_same(found: Left, expected: Left, what: str) -> None:
 class Reference:
     """The plain way: a sequence alone on a fresh session, without drafts, one round at a time."""
 
-    def __init__(self, loaded: Loaded, prompts: Sequence[np.ndarray[Any, Any]]) -> None:
+    def __init__(
+        self,
+        loaded: Loaded,
+        prompts: Sequence[np.ndarray[Any, Any]],
+        frames: Sequence[Frame | None] = (),
+    ) -> None:
+        """Take a model and prompts.
+
+        Args:
+            loaded: The model.
+            prompts: Tokens of each.
+            frames: What each shows; by default nothing.
+        """
         self.loaded, self.prompts = loaded, prompts
+        self.frames = frames or [None] * len(prompts)
+        self._sights = Sights(lambda values: _core.Features(loaded.model, values))
         self.runner = _core.Runner(loaded.model)
         self.runner.keep_hashes(True)
         self._known: dict[Request, Left] = {}
@@ -104,10 +120,18 @@ class Reference:
             self._known[request] = self._play(request)
         return self._known[request]
 
+    def shown(self, prompt: int, start: int, n: int) -> tuple[ShownRows, ...]:
+        """What n rows of a prompt show."""
+        return self._sights.shown(self.frames[prompt], {}, start, n)
+
     def _play(self, request: Request) -> Left:
         session = _core.Session(self.loaded.model, self.loaded.pool)
         prompt, rules = self.prompts[request.prompt], request.rules()
-        drawn = self.runner.prompt(session, prompt, True, rules)
+        frame = self.frames[request.prompt]
+        if frame is not None:
+            session.set_frame(frame.axes)
+        media = cast(Any, self.shown(request.prompt, 0, len(prompt)))
+        drawn = self.runner.prompt(session, prompt, True, rules, media=media)
         while len(drawn) < request.n:
             drawn += self.runner.round([session])[0]
         left = self.of(session, [(d.token, d.logits_hash) for d in drawn])
@@ -201,6 +225,7 @@ class Play:
         job = Job(
             id=i,
             prompt=self.reference.prompts[prompt],
+            frame=self.reference.frames[prompt],
             max_tokens=n,
             stop_ids=frozenset(),
             sampling=request.rules(),
@@ -242,7 +267,9 @@ class Play:
                 room -= n
                 if n == job.unread:
                     self.core.begin(s.session, job.options())
-                parts.append(ChunkPart(s.session, job.feed[job.n_read : job.n_read + n], n == job.unread))
+                tokens = job.feed[job.n_read : job.n_read + n]
+                media = self.reference.shown(s.request.prompt, job.n_read, n)
+                parts.append(ChunkPart(s.session, tokens, n == job.unread, media=media))
                 job.n_read += n
             running = [s for s in beside if s.active]
             self.did["joined"] += bool(running)
@@ -252,22 +279,23 @@ class Play:
         """Give a sequence a session: an empty one, or one that goes on from a snapshot."""
         job = sequence.job
         if self.cell.start == "cold" or len(job.prompt) == 1:
-            job.session = self.core.open()
+            job.session = self.core.open(job.axes)
         else:
             if sequence.request.prompt not in self.marked:
-                self.marked[sequence.request.prompt] = self.mark(job)
+                self.marked[sequence.request.prompt] = self.mark(job, sequence.request.prompt)
             snapshot = self.marked[sequence.request.prompt]
-            job.session = self.core.resume(snapshot, job.prompt[: snapshot.n])
+            job.session = self.core.resume(snapshot, job.prompt[: snapshot.n], job.axes)
             job.n_read = snapshot.n
             self.did["resumed"] += 1
         self.by_session[sequence.session] = sequence
 
-    def mark(self, job: Job) -> Any:
+    def mark(self, job: Job, prompt: int) -> Any:
         """Let another session read the job's prompt, and take a snapshot on the way."""
-        other, n = cast(_core.Session, self.core.open()), len(job.prompt)
+        other, n = cast(_core.Session, self.core.open(job.axes)), len(job.prompt)
         at = self.rng.choice([i for i in (1, 64, 65, 128, n - 1, self.rng.randrange(1, n)) if i < n])
         self.core.begin(other, ReplyOptions(_core.Sampling(seed=1), (), n, n + REPLY))
-        landed = self.core.step([ChunkPart(other, job.prompt, True, marks=(at,))], [])
+        media = self.reference.shown(prompt, 0, n)
+        landed = self.core.step([ChunkPart(other, job.prompt, True, marks=(at,), media=media)], [])
         self.land(landed)
         (snapshot,) = next(one.snapshots for one in landed if one.session is other)
         if self.cell.start == "from a page of a running one":
@@ -282,7 +310,7 @@ class Play:
             return self.core.restore(at, block, pages)
         if self.cell.start in ("from spill", "after a restart"):
             assert snapshot is not None
-            return self.spilled(snapshot, row_keys(job.prompt[:at]))
+            return self.spilled(snapshot, job.keys[:at])
         return snapshot
 
     def spilled(self, snapshot: Snapshot, rows: Keys) -> Snapshot:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from flashnext.checkpoint import ModelConfig, open_checkpoint, rope_tables
 from flashnext.checkpoint.quantize import bf16_to_float32, float32_to_bf16
+from flashnext.engine.frame import Frame
 
 from support.random_checkpoint import weights_float64, write_random
 from support.reference.decoder import Store, exact
@@ -18,6 +19,7 @@ from support.reference.margins import Margins
 from support.reference.primitives import Array
 from support.reference.rope import Rope
 from support.reference.text import TextModel
+from support.seen import drawn, noise
 
 
 def store_bfloat16(x: Array) -> Array:
@@ -35,6 +37,7 @@ class Setup:
         layout: "hf", or "mlx" with `bits` and `group`.
         rows: Tokens of the sequence; one in twenty ends an n-gram segment.
         modules: Bits and group of single modules of the "mlx" layout.
+        media: Whether some rows show images of noise, so that the rotary axes differ.
         seed: Of weights and tokens. Chosen so that no decision of the reference is a near-tie (see `bounds`).
     """
 
@@ -46,6 +49,7 @@ class Setup:
     rows: int = 160
     seed: int = 1
     modules: Mapping[str, tuple[int, int] | None] = field(default_factory=dict)
+    media: bool = False
 
     def __str__(self) -> str:
         return f"{self.name}, seed {self.seed}"
@@ -63,7 +67,7 @@ class Setup:
         wide = {"num_experts_per_tok": experts, "indexer_budget": 1024}
         return Setup(
             f"{self.name}, no decisions", {**self.overrides, **wide}, self.layout, self.bits, self.group,
-            self.rows, self.seed, self.modules,
+            self.rows, self.seed, self.modules, self.media,
         )  # fmt: skip
 
 
@@ -80,6 +84,10 @@ class Oracle:
         rng = np.random.default_rng(setup.seed)
         self.tokens: npt.NDArray[np.int32] = rng.integers(0, self.config.vocab_size, setup.rows, np.int32)
         self.tokens[rng.random(setup.rows) < 0.05] = self.config.segment_token
+        self.frame: Frame | None = None
+        if setup.media:
+            images = [(2, noise(1, (1, 6, 4))), (30, noise(2, (1, 2, 18))), (70, noise(3, (1, 16, 14)))]
+            self.tokens, self.frame = drawn(self.tokens, images, 5, self.config.hidden_size)
         self.weights = {k: w for k, w in weights_float64(path).items() if not k.startswith("mtp.")}
         self.margins = Margins()
         self.logits = self.run(margins=self.margins)
@@ -96,7 +104,14 @@ class Oracle:
         """(T, vocab) logits of the setup's tokens, computed as asked; the defaults give the float64
         reference."""
         model = TextModel(config or self.config, weights or self.weights, dtype, rope or self.rope, store)
-        return model.logits(model.forward(self.tokens, model.new_state(), margins=margins).hidden)
+        positions, media = None, dict[int, Array]()
+        if self.frame is not None:
+            positions = self.frame.axes.T
+            for first, shown, row, n in self.frame.within(0, len(self.tokens)):
+                features = store(self.frame.see(shown)[row : row + n].astype(dtype))
+                media |= {first + i: feature for i, feature in enumerate(features)}
+        rows = model.forward(self.tokens, model.new_state(), positions, media, margins)
+        return model.logits(rows.hidden)
 
 
 REAL_HEADS: Mapping[str, Any] = {
@@ -146,6 +161,7 @@ SETUPS: tuple[Setup, ...] = (
     Setup("long, blocks of one", {"indexer_compress_ratio": 1, "indexer_budget": 48}, rows=560, seed=6),
     Setup("blocks of a page", {"indexer_compress_ratio": 64, "indexer_budget": 64}, rows=330),
     Setup("four index heads, many scores of zero", {"indexer_n_heads": 4}),
+    Setup("images, three rotary axes", media=True, seed=1),
     Setup("one expert of many", {"num_experts": 40, "num_experts_per_tok": 1}),
     Setup("every expert", {"num_experts": 5, "num_experts_per_tok": 5}),
     Setup("twelve heads on one key", {"num_attention_heads": 12, "num_key_value_heads": 1}),

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from flashnext import _core
 from flashnext.engine.core import Bytes, ChunkPart, CoreOptions, ReplyOptions
+from flashnext.engine.frame import Frame
 from flashnext.engine.load import Loaded, load_model
 from flashnext.engine.loaded_core import LoadedCore
 
@@ -43,8 +44,15 @@ class Desk:
         reference: Made of the prompts.
     """
 
-    def __init__(self, loaded: Loaded, prompts: Sequence[Tokens], *, lone: bool = True) -> None:
-        self.reference = Reference(loaded, prompts)
+    def __init__(
+        self,
+        loaded: Loaded,
+        prompts: Sequence[Tokens],
+        frames: Sequence[Frame | None] = (),
+        *,
+        lone: bool = True,
+    ) -> None:
+        self.reference = Reference(loaded, prompts, frames)
         self.core = LoadedCore(loaded, loaded.model.vocab_size, CoreOptions(lone=lone, prices=False))
         self.core.driver.keep_hashes(True)
         self.drawn: dict[_core.Session, list[tuple[int, int]]] = {}
@@ -54,11 +62,17 @@ class Desk:
     def pool(self) -> _core.PagePool:
         return self.reference.loaded.pool
 
-    def open(self) -> _core.Session:
-        return cast(_core.Session, self.core.open())
+    def _axes(self, prompt: int | None) -> Tokens | None:
+        frame = None if prompt is None else self.reference.frames[prompt]
+        return None if frame is None else frame.axes
 
-    def resume(self, snapshot: Any, tokens: Tokens) -> _core.Session:
-        return cast(_core.Session, self.core.resume(snapshot, tokens))
+    def open(self, prompt: int | None = None) -> _core.Session:
+        """An empty session, of a prompt where that shows media."""
+        return cast(_core.Session, self.core.open(self._axes(prompt)))
+
+    def resume(self, snapshot: Any, tokens: Tokens, prompt: int | None = None) -> _core.Session:
+        """A session that goes on from a snapshot."""
+        return cast(_core.Session, self.core.resume(snapshot, tokens, self._axes(prompt)))
 
     def image(self, snapshot: Any) -> Image:
         """Export a snapshot."""
@@ -71,16 +85,24 @@ class Desk:
         return cast(_core.Snapshot, made)
 
     def read(
-        self, session: _core.Session, tokens: Tokens, chunk: int = 512, marks: Iterable[int] = ()
+        self,
+        session: _core.Session,
+        tokens: Tokens,
+        chunk: int = 512,
+        marks: Iterable[int] = (),
+        prompt: int | None = None,
     ) -> dict[int, _core.Snapshot]:
-        """Read the tokens from where the session stands on, by chunks; snapshots by position of the marks."""
+        """Read the tokens from where the session stands on, by chunks; snapshots by position of the marks.
+
+        They are those of a prompt where that shows media.
+        """
         found: dict[int, _core.Snapshot] = {}
         for at in range(session.length, len(tokens), chunk):
             part = tokens[at : at + chunk]
             here = [mark for mark in marks if at < mark <= at + len(part)]
-            (landed,) = self.core.step(
-                [ChunkPart(session, part, False, marks=tuple(mark - at for mark in here))], []
-            )
+            media = () if prompt is None else self.reference.shown(prompt, at, len(part))
+            behind = tuple(mark - at for mark in here)
+            (landed,) = self.core.step([ChunkPart(session, part, False, marks=behind, media=media)], [])
             assert landed.error is None and not landed.short
             for mark, snapshot in zip(here, landed.snapshots, strict=True):
                 assert snapshot is not None and snapshot.n == mark
@@ -105,7 +127,9 @@ class Desk:
             prompt = self.reference.prompts[request.prompt]
             end = len(prompt) + request.n
             self.core.begin(session, ReplyOptions(request.rules(), (), len(prompt), end, n_drafts))
-            parts.append(ChunkPart(session, prompt[session.length :], True, marks=() if parts else marks))
+            rest = prompt[session.length :]
+            media = self.reference.shown(request.prompt, session.length, len(rest))
+            parts.append(ChunkPart(session, rest, True, marks=() if parts else marks, media=media))
             self.drawn[session] = []
         landed = self.core.step(parts, [])
         self.take(landed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -144,3 +144,19 @@ def _loaded(module: Any, weights: Mapping[str, Array], prefix: str) -> Any:
     }
     module.load_state_dict(state)
     return module
+
+
+def rope_index(
+    kinds: Sequence[int], images: Sequence[tuple[int, int, int]], videos: Sequence[tuple[int, int, int]]
+) -> tuple[Array, int]:
+    """(n, 3) rotary positions of a prompt and the delta behind it, by kinds of tokens and grids."""
+    model = hf.Qwen4ExpModel.__new__(hf.Qwen4ExpModel)
+    torch.nn.Module.__init__(model)
+    model.config = Qwen4ExpConfig()
+    found, delta = model.get_rope_index(
+        torch.zeros(1, len(kinds), dtype=torch.long),
+        torch.tensor([list(kinds)]),
+        image_grid_thw=torch.tensor(images) if images else None,
+        video_grid_thw=torch.tensor(videos) if videos else None,
+    )
+    return found[:, 0].numpy().T, int(delta)

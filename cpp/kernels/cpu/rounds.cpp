@@ -17,8 +17,10 @@ bool contains(const int32_t* ids, int32_t n, int32_t id) {
   return false;
 }
 
-Row row_of(int32_t token, int32_t sequence, int32_t position) {
-  return {token, sequence, position, {position, position, position}};
+// Of a row behind a prompt: of text, whose rotary position is the same on all axes.
+Row row_of(int32_t token, int32_t sequence, int32_t position, int32_t delta) {
+  const int32_t rotary = position + delta;
+  return {token, sequence, position, {rotary, rotary, rotary}};
 }
 
 void round_rows(const Task& t) {
@@ -46,7 +48,7 @@ void round_rows(const Task& t) {
     s.is_window = 1;
     for (int32_t r = 0; r < w.n_rows; ++r, ++n_rows) {
       const int32_t position = w.start + r;
-      t.slot<Row>(3)[n_rows] = row_of(text[position], static_cast<int32_t>(i), position);
+      t.slot<Row>(3)[n_rows] = row_of(text[position], static_cast<int32_t>(i), position, reply.rotary_delta);
       t.slot<int32_t>(4)[n_rows] = n_rows;
       t.slot<DrawRow>(5)[n_rows] = {w.reply, position + 1, w.start + 1};
     }
@@ -140,7 +142,7 @@ void absorb_rows(const Task& t) {
       s.n_rows = n;
       s.start = w.start;
       for (int32_t r = 0; r < n; ++r, ++n_rows) {
-        t.slot<Row>(5)[n_rows] = row_of(text[w.start + r + 1], n_sequences, w.start + r);
+        t.slot<Row>(5)[n_rows] = row_of(text[w.start + r + 1], n_sequences, w.start + r, reply.rotary_delta);
         t.slot<int32_t>(6)[n_rows] = w.first_row + r;
       }
       t.slot<int32_t>(7)[n_sequences] = n_rows - 1;

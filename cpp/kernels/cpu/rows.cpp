@@ -1,4 +1,5 @@
-// embed, copy_rows: moving rows in and out of the model.
+// embed, embed_media, copy_rows: moving rows in and out of the model.
+#include "kernels/cpu/norm.h"
 #include "kernels/cpu/panel.h"
 #include "kernels/cpu/tables.h"
 
@@ -19,6 +20,18 @@ void embed(const Task& t) {
 }
 
 template <class T>
+void embed_media(const Task& t) {
+  const auto& p = t.get<EmbedMediaParams>();
+  if (int32_t(t.x) >= t.slot<Counts>(0)->n[kCountRows]) return;
+  const uint64_t feature = t.slot<const uint64_t>(1)[t.x];
+  if (!feature) return;
+  T* out = t.slot<T>(2) + size_t{t.x} * p.hc_count * p.hidden;
+  for (uint32_t s = 0; s < p.hc_count; ++s) {
+    std::memcpy(out + size_t{s} * p.hidden, at<const T>(feature), p.hidden * sizeof(T));
+  }
+}
+
+template <class T>
 void copy_rows(const Task& t) {
   const auto& p = t.get<CopyRowsParams>();
   if (int32_t(t.x) >= t.slot<Counts>(0)->n[p.count]) return;
@@ -29,6 +42,8 @@ void copy_rows(const Task& t) {
 constexpr KernelEntry kEntries[] = {
     {"embed_bf16", embed<bfloat16>, 1},
     {"embed_f32", embed<float>, 1},
+    {"embed_media_bf16", embed_media<bfloat16>, 1},
+    {"embed_media_f32", embed_media<float>, 1},
     {"copy_rows_bf16", copy_rows<bfloat16>, 1},
     {"copy_rows_f32", copy_rows<float>, 1},
 };

@@ -11,6 +11,7 @@ std::vector<KernelEntry> kernels() {
   };
   for (const std::string type : {"_bf16", "_f32"}) {
     add("embed" + type, 6, kRowThreads);
+    add("embed_media" + type, 3, kRowThreads);
     add("matmul" + type, 7, kProductThreads, kProductTile);
     add("hc_norm" + type, 4, kRowThreads);
     add("hc_mix" + type, 7, kProductThreads, kProductTile);

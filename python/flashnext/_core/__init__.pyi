@@ -165,6 +165,16 @@ class Snapshot:
     def close(self) -> None:
         """Give block and pages back; idempotent, from any thread."""
 
+class Features:
+    """Rows of a picture or a video that stand in for embeddings."""
+
+    def __init__(self, model: Model, values: Annotated[NDArray[numpy.float32], dict(shape=(None, None), order='C', device='cpu', writable=False)]) -> None:
+        """values: (n, hidden) float32; kept in the activations' type."""
+
+    @property
+    def n(self) -> int:
+        """Rows."""
+
 class Session:
     """What one sequence owns on the device."""
 
@@ -183,6 +193,17 @@ class Session:
 
     @property
     def size_bytes(self) -> int: ...
+
+    @property
+    def rotary_delta(self) -> int:
+        """
+        What the rotary positions of rows behind its prompt are beyond their positions.
+        """
+
+    def set_frame(self, rows: Annotated[NDArray[numpy.int32], dict(shape=(None, 3), order='C', device='cpu', writable=False)]) -> None:
+        """
+        Say where the rows of its prompt stand on the rotary axes, (n, 3); rows behind them go on from there, alike on all axes. Without, rows stand at their positions. A session that was resumed or forked is given the same for the rows that it has; before its reply begins.
+        """
 
     def keep(self, n: int) -> None:
         """Commit the first n rows of the last window."""
@@ -240,9 +261,9 @@ class Runner:
         Tests: whether tokens carry a hash of the logits that they were drawn from.
         """
 
-    def prompt(self, session: Session, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: bool, sampling: Sampling, n_drafts: int = 0) -> list[Drawn]:
+    def prompt(self, session: Session, tokens: Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], last: bool, sampling: Sampling, n_drafts: int = 0, media: Sequence[tuple[int, Features, int, int]] = []) -> list[Drawn]:
         """
-        Read one prompt chunk; with last, draw the first reply token and up to n_drafts drafts.
+        Read one prompt chunk; with last, draw the first reply token and up to n_drafts drafts. media: (first row, features, first of them, how many) of the rows that show some.
         """
 
     def round(self, sessions: Sequence[Session], n_drafts: Sequence[int] = []) -> list[list[Drawn]]:
@@ -270,9 +291,9 @@ class Runner:
     def head_hash(self, session: Session, n: int) -> int:
         """Hash of the draft head's first n cache rows."""
 
-    def forward(self, parts: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool]]) -> list:
+    def forward(self, parts: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool]], media: Sequence[Sequence[tuple[int, Features, int, int]]] = []) -> list:
         """
-        One pass over [(session, tokens, is_window), ...]; returns logits (rows, vocab) float32 of each part.
+        One pass over [(session, tokens, is_window), ...]; returns logits (rows, vocab) float32 of each part. media: of each part, as prompt() takes them.
         """
 
 class Landed:
@@ -353,9 +374,9 @@ class Driver:
     def stop(self) -> list[Landed]:
         """Commit no more rounds, and wait for those in flight."""
 
-    def step(self, chunks: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Sequence[int]]], sessions: Sequence[Session]) -> list[Landed]:
+    def step(self, chunks: Sequence[tuple[Session, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], bool, Annotated[NDArray[numpy.int32], dict(shape=(None,), order='C', device='cpu', writable=False)], Sequence[int], Sequence[tuple[int, Features, int, int]]]], sessions: Sequence[Session]) -> list[Landed]:
         """
-        Stop, then read [(session, tokens, last, scored, marks), ...] and run one round of the sessions. scored: tokens behind the first of them whose log-probabilities are wanted; begin() comes first then. marks: numbers of tokens behind which snapshots are taken, ascending.
+        Stop, then read [(session, tokens, last, scored, marks, media), ...] and run one round of the sessions. scored: tokens behind the first of them whose log-probabilities are wanted; begin() comes first then. marks: numbers of tokens behind which snapshots are taken, ascending. media: (first row, features, first of them, how many) of the rows that show some.
         """
 
     def snapshot(self, session: Session) -> Snapshot:

@@ -61,7 +61,8 @@ class Reply:
 def draw_state(rng: np.random.Generator, **values: Any) -> Records:
     """Draw a ReplyState of random numbers, but for these fields; where there are no counts it says so."""
     state = np.frombuffer(rng.bytes(STRUCTS["ReplyState"].itemsize), STRUCTS["ReplyState"]).copy()
-    for field, value in {"counts": 0, "pad": 0, **values}.items():
+    delta = -(int(state["rotary_delta"][0]) % 4096)  # media take fewer positions than rows
+    for field, value in {"counts": 0, "rotary_delta": delta, **values}.items():
         state[field] = value
     return state
 

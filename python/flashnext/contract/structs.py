@@ -50,12 +50,13 @@ STRUCTS: dict[str, Void] = {
         **_many(_U64, "text", "counts", "bias", "stops", "masks", "seed"),
         **_many(_F32, "temperature", "top_p", "min_p", "presence", "frequency", "repetition"),
         **_many(_I32, "top_k", "n_bias", "n_stops", "n_logprobs", "end", "known", "length", "parity"),
-        **_many(_I32, "n_kept", "n_drafts", "ended", "has_head", "copied", "pad"),
+        **_many(_I32, "n_kept", "n_drafts", "ended", "has_head", "copied", "rotary_delta"),
     ),
     "BiasEntry": _struct(id=_I32, value=_F32),
     "DrawRow": _struct(reply=_U64, **_many(_I32, "position", "n_counted")),
     "Format": FORMAT,
     "EmbedParams": _struct(format=FORMAT, **_many(_U32, "hidden", "hc_count")),
+    "EmbedMediaParams": _struct(**_many(_U32, "hidden", "hc_count")),
     "MatmulParams": _struct(
         format=FORMAT, **_many(_U32, "n_in", "n_out", "epilogue", "count", "hc_count"), alpha=_F32, beta=_F32
     ),

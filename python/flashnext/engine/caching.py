@@ -12,7 +12,7 @@ from flashnext.engine.job import Job
 from flashnext.engine.marks import Kind, Place, ordered
 from flashnext.engine.on_disk import OnDisk
 from flashnext.engine.prefix_cache import CacheOptions, KeptMark, PrefixCache
-from flashnext.engine.radix import Keys, row_keys
+from flashnext.engine.radix import Keys
 from flashnext.engine.spill import Spill
 
 TEND_S = 0.5
@@ -216,7 +216,7 @@ class Caching:
             None where there is no mark, or no page for the copy; the job then reads by itself.
         """
         hit = self.look(job)
-        session = self.resumed(hit, job.feed)
+        session = self.resumed(hit, job.feed, job.keys, job.axes)
         if hit is None or session is None:
             return None
         job.n_read, job.read_s = hit.n, hit.value.cost_s
@@ -239,17 +239,29 @@ class Caching:
             if parting is not None:
                 job.places = ordered((*job.places, parting))
 
-    def resumed(self, hit: KeptMark | None, tokens: Tokens) -> Session | None:
-        """Make a session that goes on from a mark; None where there is none, or no page for the copy."""
+    def resumed(
+        self, hit: KeptMark | None, tokens: Tokens, keys: Keys, axes: Tokens | None
+    ) -> Session | None:
+        """Make a session that goes on from a mark.
+
+        Args:
+            hit: The mark.
+            tokens: Of the whole prompt.
+            keys: Of its rows.
+            axes: Where they stand on the rotary axes; None: at their positions.
+
+        Returns:
+            None where there is no mark, or no page for the copy.
+        """
         while hit is not None and hit.value.snapshot is not None:
             try:
-                session = self._core.resume(hit.value.snapshot, tokens[: hit.n])
+                session = self._core.resume(hit.value.snapshot, tokens[: hit.n], axes)
             except MemoryError:
                 if not self.cache.give_way(self._now_s(), [hit]):
                     break
             else:
-                behind = tokens[hit.n : hit.n + self.cache.options.page]
-                self.cache.use(hit, row_keys(behind), self._now_s())
+                behind = keys[hit.n : hit.n + self.cache.options.page]
+                self.cache.use(hit, behind, self._now_s())
                 if self.disk is not None:
                     self.disk.use(hit)
                 return session

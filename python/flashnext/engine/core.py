@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from flashnext.grammar import Matching
 
 Tokens = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
+Floats = npt.NDArray[np.float32]
 
 
 class Session(Protocol):
@@ -99,6 +100,30 @@ class Landed(Protocol):
     def short(self) -> bool: ...  # noqa: D102
 
 
+class Features(Protocol):
+    """Rows on the device that stand in for embeddings: what a picture or a video shows the model."""
+
+    @property
+    def n(self) -> int:
+        """Rows."""
+
+
+class ShownRows(NamedTuple):
+    """Rows of a chunk next to each other that show something.
+
+    Attributes:
+        first: The first of them in the chunk.
+        features: What they show.
+        row: Which row of the features the first one shows; those behind it go on from there.
+        n: How many.
+    """
+
+    first: int
+    features: Features
+    row: int
+    n: int
+
+
 @dataclass(frozen=True)
 class ChunkPart:
     """The next tokens of one prompt.
@@ -110,6 +135,7 @@ class ChunkPart:
             wanted; `Core.begin` has been called then.
         marks: Numbers of its first tokens behind which a snapshot is taken, ascending, 1 to n. The chunk is
             not cut for them, and its bits stay the same.
+        media: Rows that show something in place of their tokens, which stay for hashing alone.
     """
 
     session: Session
@@ -117,6 +143,7 @@ class ChunkPart:
     last: bool
     scored: Tokens = field(default_factory=lambda: np.empty(0, np.int32), repr=False)
     marks: tuple[int, ...] = ()
+    media: tuple[ShownRows, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -207,13 +234,29 @@ class Core(Protocol):
     def pages(self, n_positions: int) -> int:
         """Count the pages of n positions and two windows ahead of them, within the context."""
 
-    def open(self) -> Session:
-        """Make an empty session."""
+    def open(self, axes: Tokens | None = None) -> Session:
+        """Make an empty session.
 
-    def fork(self, session: Session) -> Session:
+        Args:
+            axes: (n, 3) int32, where the rows of its prompt stand on the rotary axes, where it shows media;
+                rows behind go on from there. By default rows stand at their positions.
+        """
+
+    def fork(self, session: Session, axes: Tokens | None = None) -> Session:
         """Make a session with the same committed prompt rows; the other has no reply yet.
 
         Full pages are shared; the last one and the recurrent block are copied. Raises OutOfPages.
+
+        Args:
+            session: The other one.
+            axes: Of the new one's prompt, as `open` takes them.
+        """
+
+    def features(self, values: Floats) -> Features:
+        """Bring what a picture or a video shows to the device. Raises OutOfMemory.
+
+        Args:
+            values: (n, hidden) float32.
         """
 
     def snapshot(self, session: Session) -> Snapshot:
@@ -223,7 +266,7 @@ class Core(Protocol):
         OutOfMemory, and InvalidArgument where the draft head could not follow (a reply that ended by NaN).
         """
 
-    def resume(self, snapshot: Snapshot, tokens: Tokens) -> Session:
+    def resume(self, snapshot: Snapshot, tokens: Tokens, axes: Tokens | None = None) -> Session:
         """Make a session that stands where the snapshot was taken; the snapshot stays.
 
         Shares all pages but the one with row n - 1, which is copied. Raises OutOfPages or OutOfMemory with
@@ -232,6 +275,7 @@ class Core(Protocol):
         Args:
             snapshot: Where from; as often as wanted.
             tokens: (n,) int32, the ids that it was made of.
+            axes: Of the whole prompt, as `open` takes them.
         """
 
     def read_block(self, snapshot: Snapshot) -> Bytes:

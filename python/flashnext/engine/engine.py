@@ -30,6 +30,7 @@ from flashnext.engine.core import CoreOptions, Tokens
 from flashnext.engine.defaults import DRAFTS, GAP_MS, MAX_WINDOW, ROUND_ROWS, SAVE_S
 from flashnext.engine.errors import ContextExceeded, EngineClosed, MemoryShort
 from flashnext.engine.events import Counts, MemoryUse
+from flashnext.engine.frame import Frame, MediaPrompt
 from flashnext.engine.grammars import Grammars
 from flashnext.engine.guard import Guard, own_footprint, private_bytes
 from flashnext.engine.histories import Histories
@@ -72,6 +73,7 @@ class ReadPrompt:
         places: Where its marks lie.
         history: Takes what a reply says and has the chat read on, in the background.
         goes_on: Whether another prompt may begin with this one and its reply as it was drawn.
+        frame: What it shows beside text; None where that is nothing.
     """
 
     token_ids: list[int]
@@ -80,9 +82,10 @@ class ReadPrompt:
     places: tuple[Place, ...] = ()
     history: Callable[[Said], None] | None = None
     goes_on: bool = True
+    frame: Frame | None = None
 
 
-PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | ReadPrompt
+PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | MediaPrompt | ReadPrompt
 
 BUNDLED = Path(__file__).parents[1] / "data" / "tiny-6bit"
 """The small trained checkpoint that travels with the package."""
@@ -308,7 +311,8 @@ class Engine:
         """Answer a prompt, event by event. The request begins at once and ends where its iterator is dropped.
 
         Args:
-            prompt: Plain text, token ids, the messages of a chat, or what `read_async` made of one of them.
+            prompt: Plain text, token ids, the messages of a chat, token ids with media, or what `read_async`
+                made of one of them.
                 Text and messages never give control tokens but those of the chat template. Only a chat's
                 reply is taken apart into thoughts, answer and calls.
             sampling: How to draw; by default as the checkpoint recommends.
@@ -533,6 +537,7 @@ class Engine:
             closing=tuple(closing_ids(self.tokenizer)) if limited else (),
             cache=sampling.cache,
             places=prompt.places,
+            frame=prompt.frame,
             goes_on=prompt.goes_on,
             grammar=grammar,
             thinks=chat is not None and chat.in_thinking,
@@ -546,6 +551,9 @@ class Engine:
     ) -> ReadPrompt:
         if isinstance(prompt, ReadPrompt):
             return prompt
+        media: MediaPrompt | None = None
+        if isinstance(prompt, MediaPrompt):
+            media, prompt = prompt, prompt.token_ids
         if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray):
             raise InvalidField(
                 "prompt",
@@ -572,7 +580,19 @@ class Engine:
         at = places(len(ids), turns) if self._caches else ()
         # Behind a call, and that a reply may be where there are tools, its thoughts stay.
         goes_on = turns is None or turns.goes_on or bool(tools)
-        return ReadPrompt(ids, np.asarray(ids, np.int32), chat, at, history, goes_on)
+        tokens = np.asarray(ids, np.int32)
+        frame = None if media is None else self._frame(tokens, media)
+        return ReadPrompt(ids, tokens, chat, at, history, goes_on, frame)
+
+    def _frame(self, tokens: Tokens, prompt: MediaPrompt) -> Frame | None:
+        """Place the rows of a prompt that may show media."""
+        if not prompt.media:
+            return None
+        config = self._loaded.checkpoint.config
+        try:
+            return Frame.of(tokens, prompt.media, (config.image_token, config.video_token), prompt.see)
+        except InvalidArgument as error:
+            raise InvalidField("prompt", str(error)) from None
 
     def _check_ids(self, ids: Sequence[int]) -> list[int]:
         # Nearly always all of them are right, which is soon seen.

@@ -12,11 +12,13 @@ from flashnext import _core
 from flashnext.engine.core import Drawn, ReplyOptions, Session, Tokens
 from flashnext.engine.errors import GrammarDeadEnd
 from flashnext.engine.events import Drafts, Event, Timings, TokenLogprob, Usage, token_sha
+from flashnext.engine.frame import Frame
 from flashnext.engine.marks import Place
 from flashnext.engine.prefix_cache import KeptMark
 from flashnext.engine.prefixes import Prefix
 from flashnext.engine.radix import Keys, row_keys
 from flashnext.engine.reply import Pieces, ReplyText, Said
+from flashnext.engine.sights import Held
 from flashnext.errors import DeviceError
 from flashnext.grammar import Compiled, Matching
 
@@ -73,6 +75,8 @@ class Job:
         looked: When that was.
         cache: Whether it shares what it reads: with those who read at the same time, and by the prefix cache.
         places: Where the marks of its prompt lie.
+        frame: What its prompt shows beside text; None where that is nothing.
+        held: What of that is on the device for it.
         goes_on: Whether another prompt may begin with this one and its reply, whose end is kept then.
         grammar: What its answer has to match.
         thinks: Whether it begins inside a block of thoughts, behind which the grammar counts.
@@ -112,6 +116,8 @@ class Job:
     closing: tuple[int, ...] = ()
     cache: bool = True
     places: tuple[Place, ...] = ()
+    frame: Frame | None = None
+    held: Held = field(default_factory=dict)
     goes_on: bool = True
     grammar: Compiled | None = None
     thinks: bool = False
@@ -173,6 +179,15 @@ class Job:
         """Whether the last event or an error has been sent."""
         return self._ended
 
+    @property
+    def axes(self) -> Tokens | None:
+        """Where the rows of its prompt stand on the rotary axes; None: at their positions."""
+        return None if self.frame is None else self.frame.axes
+
+    def keys_of(self, tokens: Tokens) -> Keys:
+        """Name the rows of the prompt with what of a reply follows it, or of its beginning."""
+        return row_keys(tokens) if self.frame is None else self.frame.keys(tokens)
+
     def options(self) -> ReplyOptions:
         """Say to the core how the reply is drawn."""
         if self.grammar is not None:
@@ -225,7 +240,8 @@ class Job:
         self._feed_on(np.concatenate([self.prompt, np.array(self.token_ids[:n], np.int32)]))
 
     def _feed_on(self, feed: Tokens) -> None:
-        self.feed, self.keys = feed, row_keys(feed)
+        self.feed, self.keys = feed, self.keys_of(feed)
+        self.held.clear()
         self.hit, self.hit_looked, self.fetched, self.loading, self.read_s = None, -1, -1, False, 0.0
 
     def send(self, item: Event | Exception) -> None:

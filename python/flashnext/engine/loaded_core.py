@@ -14,6 +14,8 @@ from flashnext.engine.core import (
     Bytes,
     ChunkPart,
     CoreOptions,
+    Features,
+    Floats,
     Landed,
     ReplyOptions,
     Session,
@@ -78,13 +80,17 @@ class LoadedCore:
         """Count the pages of n positions and two windows."""
         return n_pages(min(n_positions + 2 * MAX_WINDOW, self._loaded.context))
 
-    def open(self) -> Session:
+    def open(self, axes: Tokens | None = None) -> Session:
         """Make the session of a new sequence."""
-        return _core.Session(self._loaded.model, self._loaded.pool)
+        return _placed(_core.Session(self._loaded.model, self._loaded.pool), axes)
 
-    def fork(self, session: Session) -> Session:
+    def fork(self, session: Session, axes: Tokens | None = None) -> Session:
         """Make a session with the same committed prompt rows."""
-        return cast(_core.Session, session).fork()
+        return _placed(cast(_core.Session, session).fork(), axes)
+
+    def features(self, values: Floats) -> Features:
+        """Bring features to the device."""
+        return _core.Features(self._loaded.model, np.ascontiguousarray(values, np.float32))
 
     def snapshot_pages(self) -> int:
         """Count the pages that only snapshots have."""
@@ -98,10 +104,10 @@ class LoadedCore:
         """Take a snapshot."""
         return self.driver.snapshot(cast(_core.Session, session))
 
-    def resume(self, snapshot: Snapshot, tokens: Tokens) -> Session:
+    def resume(self, snapshot: Snapshot, tokens: Tokens, axes: Tokens | None = None) -> Session:
         """Make a session of a snapshot."""
         ids = np.ascontiguousarray(tokens, np.int32)
-        return _core.Session.resume(cast(_core.Snapshot, snapshot), ids)
+        return _placed(_core.Session.resume(cast(_core.Snapshot, snapshot), ids), axes)
 
     def read_block(self, snapshot: Snapshot) -> Bytes:
         """Copy a snapshot's block."""
@@ -143,6 +149,7 @@ class LoadedCore:
                 part.last,
                 np.ascontiguousarray(part.scored, np.int32),
                 part.marks,
+                cast(list[tuple[int, _core.Features, int, int]], list(part.media)),
             )
             for part in chunk
         ]
@@ -167,3 +174,9 @@ class LoadedCore:
     def idle(self) -> bool:
         """Time what a round costs."""
         return self.driver.time_a_price(self._loaded.pool)
+
+
+def _placed(session: _core.Session, axes: Tokens | None) -> _core.Session:
+    """Say where the rows of a new session's prompt stand; one that was forked had another's."""
+    session.set_frame(np.ascontiguousarray(np.empty((0, 3)) if axes is None else axes, np.int32))
+    return session

@@ -8,18 +8,18 @@ from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from flashnext.engine.core import Tokens
+from flashnext.engine.radix import Keys, shared_rows
 
 
 class Reading(Protocol):
     """Something that is being read.
 
     Attributes:
-        feed: (n,) int32, all that is read.
-        n_read: Tokens of it that have been.
+        keys: (n,) int64, of all rows that are read.
+        n_read: How many of them have been.
     """
 
-    feed: Tokens
+    keys: Keys
     n_read: int
 
 
@@ -28,37 +28,30 @@ R = TypeVar("R", bound=Reading)
 
 @dataclass(frozen=True)
 class Prefix(Generic[R]):
-    """The first n tokens of a prompt, which `reader` will have read before."""
+    """The first n rows of a prompt, which `reader` will have read before."""
 
     reader: R
     n: int
 
 
-def shared_tokens(a: Tokens, b: Tokens, least: int) -> int:
-    """Count the tokens that two prompts begin with alike; 0 where they are fewer than `least`."""
-    n = min(len(a), len(b))
-    if n < least or not np.array_equal(a[:least], b[:least]):  # nearly all pairs end here
-        return 0
-    differ = np.flatnonzero(a[:n] != b[:n])
-    return int(differ[0]) if len(differ) else n
+def find_prefix(keys: Keys, readers: Iterable[R], least: int) -> Prefix[R] | None:
+    """Find who will read most of the rows that `keys` begin with; the first of equals.
 
-
-def find_prefix(feed: Tokens, readers: Iterable[R], least: int) -> Prefix[R] | None:
-    """Find who will read most of what `feed` begins with; the first of equals.
-
-    The last token of either is not shared: each reads its own, and draws behind it.
+    The last row of either is not shared: each reads its own, and draws behind it.
 
     Args:
-        feed: (n,) int32.
+        keys: (n,) int64.
         readers: Those whose session may be forked.
-        least: Tokens that pay.
+        least: Rows that pay.
     """
     best: Prefix[R] | None = None
     for reader in readers:
-        most = min(len(feed), len(reader.feed)) - 1
+        most = min(len(keys), len(reader.keys)) - 1
         if most < least or most <= (best.n if best else 0):
             continue
-        n = min(shared_tokens(feed, reader.feed, least), most)
+        if not np.array_equal(keys[:least], reader.keys[:least]):  # nearly all pairs end here
+            continue
+        n = min(shared_rows(keys, reader.keys), most)
         if n >= max(least, reader.n_read) and n > (best.n if best else 0):
             best = Prefix(reader, n)
     return best

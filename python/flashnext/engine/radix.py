@@ -1,7 +1,7 @@
 """A radix tree over pages of row keys, with marks at any row: what begins alike lies on one path.
 
-A row key is an int64 that says what stands at a position: a text row's is its token id. Rows of media will
-have keys made from a hash of what they show, so that equal keys always mean equal rows.
+A row key is an int64 that says what stands at a position: a text row's is its token id. A row of media has a
+key below 0 that is made from a hash of what it shows (`engine/frame.py`), so that equal keys mean equal rows.
 """
 
 from __future__ import annotations

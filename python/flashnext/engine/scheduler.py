@@ -32,7 +32,8 @@ from flashnext.engine.policy import (
 )
 from flashnext.engine.prefix_cache import KeptMark
 from flashnext.engine.prefixes import Prefix, find_prefix
-from flashnext.engine.radix import Keys, row_keys
+from flashnext.engine.radix import Keys
+from flashnext.engine.sights import Sights
 from flashnext.engine.tally import Tally
 from flashnext.engine.warm import WarmPass, WarmPasses
 from flashnext.errors import DeviceError, OutOfPages
@@ -84,7 +85,8 @@ class Scheduler:
         self._costs = Costs()
         self.now_s = clock_s
         self._caching = caching or Caching(core, 0, clock_s)
-        self._warm = WarmPasses(core, self._caching)
+        self._sights = Sights(core.features)
+        self._warm = WarmPasses(core, self._caching, self._sights)
         self._ending: dict[Session, _Ending] = {}
         self._waiting: list[Job] = []  # by rank, like the running ones
         self._running: list[Job] = []
@@ -297,7 +299,7 @@ class Scheduler:
             if least and (hit := self._caching.look(job)):
                 least = max(least, hit.n + 1)
             readers = [r for r in self._running if r.rank < job.rank and r.unread and r.cache]
-            job.seen = find_prefix(job.feed, readers if least else [], least)
+            job.seen = find_prefix(job.keys, readers if least else [], least)
         return job.seen
 
     def _pages_of(self, prefix: Prefix[Job] | None) -> int:
@@ -359,7 +361,7 @@ class Scheduler:
         if prefix.reader.session is None or prefix.reader.n_read != prefix.n:
             return  # it reads by itself
         with self._contained(job), suppress(OutOfPages):  # without a page for the copy, too
-            self._give_session(job, self._core.fork(prefix.reader.session))
+            self._give_session(job, self._core.fork(prefix.reader.session, job.axes))
             job.n_read, job.read_s = prefix.n, prefix.reader.read_s
             self._n_forked += 1
             if not job.resumed:
@@ -390,7 +392,7 @@ class Scheduler:
                 self._caching.part(job)
 
     def _open(self, job: Job) -> None:
-        self._give_session(job, self._core.open())
+        self._give_session(job, self._core.open(job.axes))
         self._caching.missed(job)
         self._caching.part(job)
 
@@ -412,12 +414,13 @@ class Scheduler:
                 last = n == job.unread
                 if last or job.scores:
                     self._core.begin(session, job.options())
+                media = self._sights.shown(job.frame, job.held, job.n_read, n)
                 places = job.places if job.cache and job.n_read < len(job.prompt) else ()
                 taps = self._caching.taps(job.keys[: len(job.prompt)], places, job.n_read, n, job.hit)
                 parts[session], tapped[session] = (job, n), taps
                 tokens = job.feed[job.n_read : job.n_read + n]
                 marks = tuple(place.n - job.n_read for place in taps)
-                passed.append(ChunkPart(session, tokens, last, job.scored_of(n), marks))
+                passed.append(ChunkPart(session, tokens, last, job.scored_of(n), marks, media))
         sessions = [job.session for job in round if job.session]
         self._stale = True
         if not passed and not sessions:
@@ -435,6 +438,8 @@ class Scheduler:
                 job.read_s += n * row_s
                 self._tally.read_tokens += n
                 job.short = False
+                if not job.unread:
+                    job.held.clear()
         self._land(landed)
 
     def _pass(self, chunk: Sequence[ChunkPart], round: Sequence[Session]) -> tuple[Sequence[Landed], float]:
@@ -455,9 +460,11 @@ class Scheduler:
     def _read_warm(self, round: Sequence[Job]) -> None:
         """Read some more of a history, beside a round."""
         part = self._warm.part(chunk_rows(True, self._limits(self._caching.free_pages()), self._costs))
+        self._stale = True
+        if part is None:
+            return
         sessions = [job.session for job in round if job.session]
         landed, row_s = self._pass([part], sessions)
-        self._stale = True
         own = [one for one in landed if one.session is part.session]
         self._warm.landed(len(part.tokens), own, row_s)
         self._tally.read_tokens += len(part.tokens)
@@ -626,6 +633,7 @@ class Scheduler:
             with suppress(ValueError):
                 jobs.remove(job)
         self._changed()
+        job.held.clear()
         if job.session is not None:
             self._by_session.pop(job.session, None)
             job.session.close()
@@ -641,7 +649,7 @@ class Scheduler:
 
 def _rows(job: Job, beyond: Sequence[int]) -> Keys:
     """Name the rows of a prompt, its reply and what was drawn beyond."""
-    return row_keys(np.concatenate([job.prompt, np.array([*job.token_ids, *beyond], np.int32)]))
+    return job.keys_of(np.concatenate([job.prompt, np.array([*job.token_ids, *beyond], np.int32)]))
 
 
 def _n_rounds(landed: Sequence[Landed]) -> int:

@@ -256,7 +256,7 @@ def _scratch(c: ModelConfig, o: ModelOptions) -> Iterator[int]:
 
     size = STRUCT_BYTES
     tables = size["Counts"] + n_seq * size["Sequence"] + logits * (_I32 + size["DrawRow"])
-    yield 2 * tables + (rows + logits) * size["Row"] + rows * size["Mark"]
+    yield 2 * tables + (rows + logits) * size["Row"] + rows * (size["Mark"] + _U64)
     yield size["Counts"] + n_seq * (_U64 + 2 * _I32)
     result = _F32 + _MAX_TOP * (_I32 + _F32) + _U64
     yield _SLOTS * (n_seq * (size["Window"] + size["Landed"]) + logits * result)

@@ -8,8 +8,10 @@ from dataclasses import dataclass, field
 
 from flashnext.engine.caching import Caching
 from flashnext.engine.core import ChunkPart, Core, Landed, Session, Tokens
+from flashnext.engine.frame import Frame
 from flashnext.engine.marks import LEAST_NEW, Place
 from flashnext.engine.radix import Keys, row_keys
+from flashnext.engine.sights import Held, Sights
 
 MOST_WAITING = 16
 """Histories that wait to be read; beyond them the oldest is left out."""
@@ -22,6 +24,8 @@ class WarmPass:
     Attributes:
         tokens: (n,) int32.
         places: Where its marks lie, its end among them.
+        frame: What it shows beside text; None where that is nothing.
+        held: What of that is on the device for it.
         session: While it is being read.
         n_read: Tokens that have been read.
         n_kept: Those of them that the cache has.
@@ -30,6 +34,8 @@ class WarmPass:
 
     tokens: Tokens = field(repr=False)
     places: tuple[Place, ...]
+    frame: Frame | None = None
+    held: Held = field(default_factory=dict, repr=False)
     keys: Keys = field(init=False, repr=False)
     session: Session | None = None
     n_read: int = 0
@@ -37,7 +43,12 @@ class WarmPass:
     read_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self.keys = row_keys(self.tokens)
+        self.keys = row_keys(self.tokens) if self.frame is None else self.frame.keys(self.tokens)
+
+    @property
+    def axes(self) -> Tokens | None:
+        """Where its rows stand on the rotary axes; None: at their positions."""
+        return None if self.frame is None else self.frame.axes
 
 
 class WarmPasses:
@@ -48,9 +59,10 @@ class WarmPasses:
         n_put_off: How often one made room for requests.
     """
 
-    def __init__(self, core: Core, caching: Caching) -> None:
+    def __init__(self, core: Core, caching: Caching, sights: Sights) -> None:
         self._core = core
         self._caching = caching
+        self._sights = sights
         self._queue: deque[WarmPass] = deque(maxlen=MOST_WAITING)
         self._taps: tuple[Place, ...] = ()  # of the chunk that is being read
         self._put_off = False  # since it was read last
@@ -81,15 +93,21 @@ class WarmPasses:
             self._queue.popleft()
         return False
 
-    def part(self, n_rows: int) -> ChunkPart:
-        """Give the next tokens of the one that `next` has begun."""
+    def part(self, n_rows: int) -> ChunkPart | None:
+        """Give the next tokens of the one that `next` has begun; None where what they show cannot be had."""
         warm = self._queue[0]
         assert warm.session is not None
         self._put_off = False
         tokens = warm.tokens[warm.n_read : warm.n_read + n_rows]
+        try:
+            media = self._sights.shown(warm.frame, warm.held, warm.n_read, len(tokens))
+        except Exception:  # nobody waits for it, and whoever asks for the same is told what is wrong
+            self._close(warm)
+            self._queue.popleft()
+            return None
         self._taps = self._caching.taps(warm.keys, warm.places, warm.n_read, len(tokens), None)
         marks = tuple(place.n - warm.n_read for place in self._taps)
-        return ChunkPart(warm.session, tokens, last=False, marks=marks)
+        return ChunkPart(warm.session, tokens, last=False, marks=marks, media=media)
 
     def landed(self, n_rows: int, landed: Sequence[Landed], row_s: float) -> None:
         """Take what has landed of a part.
@@ -160,11 +178,11 @@ class WarmPasses:
         if self._core.pages(n) - shared > self._caching.free_pages():
             return False
         try:
-            session = self._caching.resumed(hit, warm.tokens)
+            session = self._caching.resumed(hit, warm.tokens, warm.keys, warm.axes)
             if session is not None and hit is not None:
                 warm.n_read, warm.read_s = hit.n, hit.value.cost_s
             else:
-                session, warm.n_read, warm.read_s = self._core.open(), 0, 0.0
+                session, warm.n_read, warm.read_s = self._core.open(warm.axes), 0, 0.0
         except MemoryError:
             return False
         warm.session, warm.n_kept = session, warm.n_read
@@ -178,6 +196,7 @@ class WarmPasses:
         return len(warm.tokens) - n_read >= LEAST_NEW and bool(cache.wanted(warm.keys, warm.places))
 
     def _close(self, warm: WarmPass) -> None:
+        warm.held.clear()
         if warm.session is not None:
             warm.session.close()
             warm.session = None

@@ -63,6 +63,7 @@ class AbsorbRows(TableFamily):
         "source": "wrong source row: the one behind",
         "token": "wrong position: a row with its own token",
         "position": "wrong position: rows one too far",
+        "rotary": "wrong position: rows behind media rotate where text alone would",
         "draw": "wrong position: the pending token is drawn again",
         "dropped": "dropped tail: the last row that was kept",
         "copied": "the head drafts for those with copies too",
@@ -207,7 +208,8 @@ class AbsorbRows(TableFamily):
             rows["token"][span] = reply.text[place + (wrong != "token")]
             rows["sequence"][span] = s
             rows["position"][span] = place + (wrong == "position")
-            rows["rotary"][span] = rows["position"][span, None]
+            delta = 0 if wrong == "rotary" else reply["rotary_delta"]
+            rows["rotary"][span] = rows["position"][span, None] + delta
             sources[span] = np.arange(size) + window["first_row"] + (wrong == "source")
             draws[s]["reply"], draws[s]["n_counted"] = at[i] + 1, reply["length"] + 1
             draws[s]["position"] = reply["length"] + (wrong != "draw")

@@ -62,6 +62,7 @@ class RoundRows(TableFamily):
         "limit": "more rows than the window may have",
         "ended": "an ended reply goes on",
         "position": "wrong position: rows one too far",
+        "rotary": "wrong position: rows behind media rotate where text alone would",
         "draw": "wrong position: a row draws its own token again",
         "counted": "the pending token counts twice",
     }
@@ -154,7 +155,8 @@ class RoundRows(TableFamily):
             rows["token"][span] = reply.text[place]
             rows["sequence"][span] = i
             rows["position"][span] = place + (wrong == "position")
-            rows["rotary"][span] = rows["position"][span, None]
+            delta = 0 if wrong == "rotary" else reply["rotary_delta"]
+            rows["rotary"][span] = rows["position"][span, None] + delta
             draws["reply"][span] = unit + 1
             draws["position"][span] = place + (wrong != "draw")
             draws["n_counted"][span] = start + (wrong != "counted")

@@ -1,4 +1,4 @@
-"""embed, copy_rows: rows on their way into the model and out of it."""
+"""embed, embed_media, copy_rows: rows on their way into the model and out of it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from flashnext.contract.approx import Approx
 from flashnext.contract.family import Data, Expected, Family, Shape, register
 from flashnext.contract.faults import Fault
-from flashnext.contract.launch import Builder, Frame, Launch
+from flashnext.contract.launch import Builder, Frame, Launch, Result
 from flashnext.contract.matrices import FORMATS, Matrix
 from flashnext.contract.scalars import Scalar
 from flashnext.contract.structs import STRUCTS, counts, struct
@@ -89,6 +89,82 @@ class Embed(Family):
                 Fault("wrong position: the next token", "sums", lambda d: {"tokens": np.roll(d["tokens"], 1)})
             )
         return faults
+
+
+@register
+class EmbedMedia(Family):
+    """Stream s of a row that shows media is its feature, for every s; the others stay."""
+
+    name = "embed_media"
+    envelope = "hidden >= 1; features anywhere, in any order; of the rows beyond the count too"
+    nonfinite = "copied like any value"
+    order = "no sums"
+    launch_record = (
+        "0 counts, 1 features uint64[R] (address of T[D]; 0: none), 2 streams T[R, W] io; grid (R); "
+        "behind embed"
+    )
+    shapes = tuple(
+        {"rows": r, "hidden": d, "streams": s}
+        for r, d, s in ((1, 1, 1), (5, 128, 4), (33, 64, 2), (70, 257, 5), (3, 2560, 4))
+    )
+
+    def units(self, shape: Shape) -> int:
+        return int(shape["rows"])
+
+    def draw(self, shape: Shape, scalar: Scalar, rng: np.random.Generator) -> Data:
+        n, width = shape["rows"], shape["hidden"]
+        features = scalar.encode(rng.standard_normal((2 * n + SPARE, width)))
+        features[0] = scalar.encode(np.resize([np.nan, np.inf, -np.inf, -0.0], width))
+        return {
+            "features": features,
+            "shown": np.append(0, 1 + rng.permutation(2 * n)[: n - 1]),
+            "shows": np.append(True, rng.random(n - 1) < 0.6),
+            "streams": scalar.encode(rng.standard_normal((n, shape["streams"], width))),
+        }
+
+    def launch(self, shape: Shape, scalar: Scalar, data: Data, pick: Sequence[int], frame: Frame) -> Launch:
+        b, n, size = Builder(frame, self.kernel(scalar)), len(pick), shape["hidden"] * scalar.size_bytes
+        b.put("counts", counts(rows=n))
+        b.put("features", np.zeros(n + SPARE, np.uint64))
+        streams = data["streams"][list(pick)]
+        b.put("streams", np.concatenate([streams, streams[:1], streams[:1]]))
+        b.put("memory", data["features"])
+        for i, unit in enumerate([*pick, *[pick[0]] * SPARE]):
+            if i >= n or data["shows"][unit]:
+                b.address("features", i * 8, "memory", int(data["shown"][unit]) * size)
+        b.rows("streams", "streams", pick, scalar.bits, streams.shape[1:], updated=True)
+        params = struct("EmbedMediaParams", hidden=shape["hidden"], hc_count=shape["streams"])
+        return b.done((n + SPARE,), params)
+
+    def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
+        shown = np.repeat(data["features"][data["shown"], None], shape["streams"], 1)
+        return {"streams": list(np.where(data["shows"][:, None, None], shown, data["streams"]))}
+
+    def faults(self, shape: Shape, scalar: Scalar, data: Data) -> Sequence[Fault]:
+        faults = [
+            Fault(
+                "wrong position: the feature behind",
+                "sums",
+                lambda d: {"shown": d["shown"] + 1},
+            ),
+            Fault("the token's embedding stays", "sums", lambda d: {"shows": np.zeros_like(d["shows"])}),
+        ]
+        if not data["shows"].all():
+            faults.append(
+                Fault("a row of text is written", "sums", lambda d: {"shows": np.ones_like(d["shows"])})
+            )
+        if shape["streams"] > 1:
+            faults.append(Fault("dropped tail: the last stream", "sums", result=self._without_last))
+        if shape["hidden"] > 1:
+            faults.append(
+                Fault("wrong axis: values backwards", "sums", lambda d: {"features": d["features"][:, ::-1]})
+            )
+        return faults
+
+    @staticmethod
+    def _without_last(launch: Launch, result: Result) -> None:
+        for o in launch.outputs:
+            o.view(result)[-1] = o.view(launch.slots)[-1]
 
 
 @register
