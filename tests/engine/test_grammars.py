@@ -71,7 +71,7 @@ def test_equal_grammars_are_compiled_once_and_a_refusal_is_kept(grammars: Watche
             grammars.compile(Grammar.regex("(", field=field))
         assert raised.value.field == field
     assert grammars.compiled == ["ab", "("]
-    (refusal,) = [one.done.result() for one in grammars._kept.values() if isinstance(one.done.result(), str)]
+    (refusal,) = [found for one in grammars._kept.values() if isinstance(found := one.done.result(), str)]
     assert "unclosed" in refusal  # and no error, which would grow with each who is told
 
 

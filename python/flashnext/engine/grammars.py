@@ -161,7 +161,7 @@ def _busy(why: str) -> GrammarsBusy:
     return GrammarsBusy(f"the grammar waits to be compiled, and {why}; try again later")
 
 
-def _fail(done: Future[Compiled], error: BaseException) -> None:
+def _fail(done: Future[Compiled | str], error: BaseException) -> None:
     with suppress(InvalidStateError):  # it is done already
         done.set_exception(error)
 
