@@ -264,8 +264,8 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
             raise FlashnextError(
-                f"port {port} of {ascii(host)[1:-1]} is taken by another program; choose another one with "
-                "--port, or let --port 0 find one that is free"
+                f"port {port} of {ascii(host)[1:-1]} is already in use by another program; choose another "
+                "one with --port, or let --port 0 find one that is free"
             ) from None
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise FlashnextError(

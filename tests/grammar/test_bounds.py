@@ -65,6 +65,10 @@ def test_repetitions_that_multiply_are_refused_wherever_a_regex_stands(pattern: 
         "start: A\nA: B{1000}\nB: C{1000}\nC: /x/",
         "start: A\nA: (B~99 | /y{99}/)~99\nB: /x/",
         'start: A\nA: "abcdefghij"{1000}',
+        "start: "
+        + " ".join(f"/a{i}x{{900}}/" for i in range(40))
+        + '\np::0x0\np::_: "z" | "a" p::set_bit(0)',
+        "start: (\nfoo /(a{800}){10}/ /(b{800}){10}/ /(c{800}){10}/ /(d{800}){10}/ /(e{800}){10}/ p::0)",
         "start: /(a{800}){10}/ | /(b{799}){10}/ | /(c{799}){10}/ | /(d{799}){10}/ | /(e{799}){10}/",
     ],
 )

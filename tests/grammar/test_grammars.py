@@ -88,6 +88,9 @@ def test_white_space_is_bounded(text: str) -> None:
         ({"properties": {"a/b": {"$ref": "#/$defs/none"}}}, "/properties/a~1b/$ref"),
         ({"$ref": "#"}, "/$ref"),
         ({"$ref": "https://example.com/x"}, "/$ref"),
+        ({"$ref": "#/unevaluatedProperties", "unevaluatedProperties": {}}, "/$ref"),
+        ({"items": {"$ref": "#/x-guidance"}, "x-guidance": {"type": "null"}}, "/items/$ref"),
+        ({"items": {"$ref": "#/$defs/a/then"}, "$defs": {"a": {"then": {}}}}, "/items/$ref"),
         ({"properties": {"x": {"not": {"type": "null"}}}}, "/properties/x/not"),
         ({"items": {"type": "string", "pattern": r"^(?=.*\d).+$"}}, "/items/pattern"),
         ({"items": {"type": "string", "pattern": "("}}, "/items/pattern"),
@@ -255,6 +258,10 @@ def test_a_tool_whose_schema_cannot_be_enforced_is_refused_with_its_pointer() ->
         ({"properties": {"x": {"type": "strng"}}}, "/0/function/parameters/properties/x/type"),
         ({"properties": {"a>b": {}}}, "/0/function/parameters/properties/a>b"),
         ({"properties": {}, "required": ["y"]}, "/0/function/parameters/required"),
+        (
+            {"properties": {"x": {"$ref": "#/propertyNames"}}, "propertyNames": {}},
+            "/0/function/parameters/properties/x/$ref",
+        ),
     ):
         tools = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
         assert refused(lambda tools=tools: Grammar.calls(tools)).pointer == pointer  # type: ignore[misc]

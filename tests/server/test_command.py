@@ -139,8 +139,8 @@ def test_a_port_in_use_is_one_sentence() -> None:
         done = run("--port", str(port))
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == (
-        f"flashnext-serve: port {port} of 127.0.0.1 is taken by another program; choose another one with "
-        "--port, or let --port 0 find one that is free\n"
+        f"flashnext-serve: port {port} of 127.0.0.1 is already in use by another program; choose another "
+        "one with --port, or let --port 0 find one that is free\n"
     )
 
 
@@ -150,7 +150,7 @@ def test_a_port_in_use_is_one_sentence() -> None:
         (["/nowhere/at/all"], "/nowhere/at/all does not exist"),
         ([str(HF.parent)], "config.json"),
         (["--api-key-file", "/nowhere"], "--api-key-file /nowhere: cannot be read"),
-        (["org/name", "--offline"], "is taken by another program"),  # nothing is fetched to no end
+        (["org/name", "--offline"], "is already in use by another program"),  # nothing is fetched to no end
     ],
 )
 def test_a_wrong_path_is_told_before_a_port_in_use_and_that_before_anything_is_fetched(

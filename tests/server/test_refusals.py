@@ -187,8 +187,8 @@ def test_a_model_that_is_not_served_is_told_the_names_and_how_it_gets_one(server
     error = error_of(post(server, {**CHAT, "model": "gpt-4"}), 404)
     assert (error["param"], error["code"]) == ("model", "model_not_found")
     assert error["message"] == (
-        "model: 'gpt-4' is not served here; what is goes by the names 'tiny-6bit', 'flashnext'; another one "
-        "is given to it where the server is started: --served-model-name NAME"
+        "model: 'gpt-4' is not served here; this server's model has the names 'tiny-6bit', 'flashnext'; "
+        "start it with --served-model-name NAME to give it another"
     )
 
 
@@ -272,6 +272,20 @@ def test_an_unknown_field_at_any_depth_is_warned_of_or_refused_with_its_place(
 def test_a_part_that_is_no_text_is_refused_for_that_and_not_for_its_fields() -> None:
     part = {"type": "image_url", "image_url": {"url": "data:,"}}
     ChatRequest.read({"model": "x", "messages": [{"role": "user", "content": [part]}]}, Unknown(strict=True))
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"response_format": {"type": "yaml", "yaml": {}}},
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {}}},
+        {"messages": [{"role": "assistant", "tool_calls": [{"type": "custom", "custom": {}}]}]},
+        {"response_format": {"type": "json_schema", "schema": {}, "json_schema": None}},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "index": 0, "id": "x"}]}]},
+    ],
+)
+def test_what_is_refused_for_what_it_is_or_known_has_no_unknown_fields(more: dict[str, Any]) -> None:
+    ChatRequest.read({"model": "x", **PLAIN[ChatRequest], **more}, Unknown(strict=True))
 
 
 def user(**message: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ COMPILE_TIMEOUT_S = 60.0
 
 @dataclass(eq=False)
 class _Compilation:
-    done: Future[Compiled] = field(default_factory=Future)
+    done: Future[Compiled | str] = field(default_factory=Future)  # text: what is wrong with it
     n_asking: int = 0  # requests that wait for it
 
 
@@ -61,16 +61,16 @@ class Grammars:
             EngineClosed: The engine is closed.
         """
         with self._asking(grammar) as one:
-            return one.done.result(COMPILE_TIMEOUT_S)
+            return _checked(one.done.result(COMPILE_TIMEOUT_S), grammar)
 
     async def compile_async(self, grammar: Grammar) -> Compiled:
         """Do the same without holding up the event loop."""
         with self._asking(grammar) as one:
             if one.done.done():
-                return one.done.result()
+                return _checked(one.done.result(), grammar)
             async with asyncio.timeout(COMPILE_TIMEOUT_S):
                 # Shielded: others may wait for the same one.
-                return await asyncio.shield(asyncio.wrap_future(one.done))
+                return _checked(await asyncio.shield(asyncio.wrap_future(one.done)), grammar)
 
     def close(self) -> None:
         """Compile nothing any more; who waits gets EngineClosed."""
@@ -89,11 +89,9 @@ class Grammars:
         one = self._begin(grammar)
         try:
             yield one
-        except GrammarError as error:
-            raise InvalidField(grammar.field, str(error)) from None
         except TimeoutError:
             if self._waiting.get(grammar) is one:
-                raise _busy() from None
+                raise _busy(f"its turn has not come in {COMPILE_TIMEOUT_S:.0f} s") from None
             problem = f"compiling it takes longer than {COMPILE_TIMEOUT_S:.0f} s; give a smaller one"
             raise InvalidField(grammar.field, problem) from None
         finally:
@@ -110,9 +108,9 @@ class Grammars:
             one = self._kept.get(grammar) or self._waiting.get(grammar)
             if one is None:
                 if len(self._waiting) >= MOST_WAITING:
-                    raise _busy()
+                    raise _busy(f"{MOST_WAITING} others have their turn before it")
+                self._helper.call(self._compile_next)  # which waits for the lock
                 one = self._waiting[grammar] = _Compilation()
-                self._helper.call(self._compile_next)
             self._kept[grammar] = one
             self._kept.move_to_end(grammar)
             one.n_asking += 1
@@ -125,16 +123,18 @@ class Grammars:
             if not self._waiting:  # all who asked for it have left
                 return
             grammar, one = self._waiting.popitem(last=False)
+        found: Compiled | str
         try:
-            compiled = self._compile(grammar)
+            found = self._compile(grammar)
+        except GrammarError as error:
+            found = str(error)
         except BaseException as error:  # whatever it is, nobody may be left waiting
-            if not isinstance(error, GrammarError):  # want of memory, say: not the grammar's for good
-                with self._lock:
-                    self._kept.pop(grammar, None)
+            with self._lock:  # want of memory, say: not the grammar's for good
+                self._kept.pop(grammar, None)
             _fail(one.done, error)
-        else:
-            with suppress(InvalidStateError):  # the engine was closed meanwhile
-                one.done.set_result(compiled)
+            return
+        with suppress(InvalidStateError):  # the engine was closed meanwhile
+            one.done.set_result(found)
 
     def _compile(self, grammar: Grammar) -> Compiled:
         if self._compiler is None:
@@ -150,11 +150,18 @@ def _size(grammar: Grammar) -> int:
     return len(grammar.source)
 
 
-def _busy() -> GrammarsBusy:
-    return GrammarsBusy("too many grammars wait to be compiled; try again later")
+def _checked(found: Compiled | str, grammar: Grammar) -> Compiled:
+    """Take a grammar that was compiled, and refuse one that cannot be by where this request has it."""
+    if isinstance(found, str):
+        raise InvalidField(grammar.field, found)
+    return found
 
 
-def _fail(done: Future[Compiled], error: BaseException) -> None:
+def _busy(why: str) -> GrammarsBusy:
+    return GrammarsBusy(f"the grammar waits to be compiled, and {why}; try again later")
+
+
+def _fail(done: Future[Compiled | str], error: BaseException) -> None:
     with suppress(InvalidStateError):  # it is done already
         done.set_exception(error)
 

@@ -39,10 +39,11 @@ class Helper:
         with self._changed:
             if self._closed:
                 return
-            self._work.append(work)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                thread.start()  # which fails where the system gives no more
+                self._thread = thread
+            self._work.append(work)
             self._changed.notify()
 
     def close(self, timeout_s: float = 0.0) -> bool:

@@ -21,7 +21,7 @@ _TOKEN = re.compile(
     |(?P<keyword>%\w+)
     |(?P<name>[_?!]*[a-zA-Z][\w-]*)
     |(?P<count>\{\s*\d*\s*,?\s*\d*\s*\}|~\s*\d+(?:\s*\.\.\s*\d+)?)
-    |(?P<other>.)""",
+    |(?P<other>::|.)""",
     re.VERBOSE | re.DOTALL,
 )
 _IDS = re.compile(r"<\[(\d{1,9}(?:-\d{1,9})?(?:,\d{1,9}(?:-\d{1,9})?)*)\]>")
@@ -109,7 +109,7 @@ def check(text: str, control_ids: Collection[int], check_schema: Callable[[Any],
 
 def _read(text: str, control_ids: Collection[int], check_schema: Callable[[Any], Any]) -> _Definitions:
     found = _Definitions()
-    head, head_at, fresh, at, depth = "", 0, True, 0, 0
+    head, head_at, fresh, at, depth = "", -1, True, 0, 0  # -1: no name waits for its colon
     body = found.bodies.setdefault("", [])
     while at < len(text):
         match = _TOKEN.match(text, at)
@@ -125,9 +125,11 @@ def _read(text: str, control_ids: Collection[int], check_schema: Callable[[Any],
             at = _keyword(part, text, at, body, check_schema)
         elif kind == "name" and fresh:
             head, head_at = part.lstrip("?!"), len(body)
-        elif part == ":":
-            del body[head_at:]  # what stood in front of it is a name and no part of the body before
-            body = found.bodies.setdefault(head, [])
+        elif part in (":", "::") and head_at >= 0:
+            between = body[head_at + 1 :]  # settings of the rule
+            del body[head_at:]  # the name is no part of the body before
+            body, head_at = found.bodies.setdefault(head, []), -1
+            body += between
         elif kind == "other":
             depth = max(0, depth + (part in "([{") - (part in ")]}"))
             if depth > MAX_NESTING:

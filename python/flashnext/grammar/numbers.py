@@ -12,8 +12,8 @@ from typing import Any
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][+-]?[0-9]+)?")
 _MAX_INT_DIGITS = 400
 """Longest integer that is read as one; what is longer is beyond every double."""
-_MAX_EXPONENT = 2000
-"""What is beyond it, either way, is beyond every double too, and not worth its digits."""
+_MAX_EXPONENT_DIGITS = 8
+"""What has more in its exponent is no double but 0, or has more digits than fit a request."""
 
 
 class Spelled(float):
@@ -64,7 +64,10 @@ def is_exact(value: float) -> bool:
     text = str(value)
     if type(value) is float or not _NUMBER.fullmatch(text):
         return math.isfinite(value)
-    if not math.isfinite(value) or abs(int(text.lower().partition("e")[2] or 0)) > _MAX_EXPONENT:
+    digits, _, exponent = text.lower().partition("e")
+    if not digits.strip("-0."):
+        return True  # 0, whatever its exponent
+    if not math.isfinite(value) or len(exponent.lstrip("+-0")) > _MAX_EXPONENT_DIGITS:
         return False
     return Decimal(text) == Decimal(float.__repr__(value))
 

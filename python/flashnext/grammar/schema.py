@@ -125,6 +125,7 @@ def check(root: Any, *, strict: bool, check_pattern: Callable[[str], str], annot
     check_pattern = _bounded(check_pattern)
     known: set[int] = set()
     work = Work()
+    refs: dict[str, str] = {}  # with the place of the first of each
     places: list[tuple[Any, str]] = [(root, "")]
     while places:
         for node in nodes(*places.pop()):
@@ -142,10 +143,19 @@ def check(root: Any, *, strict: bool, check_pattern: Callable[[str], str], annot
             if "$ref" in node.schema:
                 # What is referred to may stand where no keyword holds schemas.
                 places.append((_check_ref(root, node), node.schema["$ref"].removeprefix("#")))
+                refs.setdefault(node.schema["$ref"], f"{node.pointer}/$ref")
             if strict:
                 _check_strict(node)
     require_few_ways(work.schemas, root, resolve)
-    return _without_neutral(root)
+    clean = _without_neutral(root)
+    for ref, pointer in refs.items():
+        try:
+            resolve(clean, ref)
+        except KeyError:
+            raise GrammarError(
+                f"{ref!r} leads into a keyword that is not supported; move it to $defs"[:300], cut(pointer)
+            ) from None
+    return clean
 
 
 def _bounded(check_pattern: Callable[[str], str]) -> Callable[[str], str]:

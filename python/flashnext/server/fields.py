@@ -262,8 +262,8 @@ def _same(value: Any, neutral: Any) -> bool:
 
 
 PARTS = (
-    *("type", "text", "refusal", "annotations", "citations", "logprobs"),
-    *("cache_control", "prompt_cache_breakpoint"),
+    *("type", "text", "refusal", "annotations", "citations", "logprobs", "id", "index"),
+    *("cache_control", "prompt_cache_breakpoint", "provider_specific_fields"),
 )
 """Fields of the parts of texts that have no effect, or say what the part is."""
 _TEXTS = ("text", "refusal")
@@ -292,7 +292,9 @@ def know_messages(messages: Sequence[Mapping[str, Any]], unknown: Unknown) -> No
         for name, known in (("content", PARTS), ("tool_calls", ("id", "type", "function", "index"))):
             listed = message.get(name)
             for j, one in enumerate(listed if isinstance(listed, list) else ()):
-                if not isinstance(one, Mapping) or (known is PARTS and one.get("type") not in _TEXTS):
+                if not isinstance(one, Mapping):
+                    continue
+                if one.get("type") not in _TEXTS if known is PARTS else not one.get("function"):
                     continue  # which is refused for what it is
                 know(one, known, f"{field}.{name}[{j}]", unknown)
                 know(one.get("function"), ("name", "arguments"), f"{field}.{name}[{j}].function", unknown)

@@ -128,8 +128,8 @@ class Service:
             served = cut(", ".join(map(repr, self.settings.names)), 500)
             raise ModelNotFound(
                 "model",
-                f"{cut(repr(name), 100)} is not served here; what is goes by the names {served}; another one "
-                "is given to it where the server is started: --served-model-name NAME",
+                f"{cut(repr(name), 100)} is not served here; this server's model has the names {served}; "
+                "start it with --served-model-name NAME to give it another",
             )
 
     def begin(self, http: Request, body: Mapping[str, Any], n: int, field: str = "n") -> Running:

@@ -66,8 +66,8 @@ def read_format(value: Any, field: str) -> Grammar | None:
         return Grammar.json_object(field)
     if kind != "json_schema":
         raise InvalidField(field, f"expected an object whose type is {_FORMATS}, found {value!r}"[:200])
-    nested = value.get("json_schema", value)
-    inside = f"{field}.json_schema" if "json_schema" in value else field
+    outer = value.get("json_schema") is None
+    nested, inside = (value, field) if outer else (value["json_schema"], f"{field}.json_schema")
     schema = nested.get("schema") if isinstance(nested, Mapping) else None
     if schema is None:
         raise InvalidField(f"{inside}.schema", "missing")
@@ -83,12 +83,13 @@ def know_format(value: Any, field: str, unknown: Unknown) -> None:
     Raises:
         InvalidField: There is one, where those are refused.
     """
-    if not isinstance(value, Mapping):
-        return
+    kind = value.get("type") if isinstance(value, Mapping) else None
     inside = ("name", "description", "schema", "strict")
-    if value.get("type") != "json_schema":
+    if kind in ("text", "json_object"):
         know(value, ("type",), field, unknown)
-    elif "json_schema" in value:
+    elif kind != "json_schema":
+        return  # which is refused for what it is
+    elif value.get("json_schema") is not None:
         know(value, ("type", "json_schema"), field, unknown)
         know(value["json_schema"], inside, f"{field}.json_schema", unknown)
     else:
@@ -101,7 +102,7 @@ def know_choice(choice: Any, unknown: Unknown) -> None:
     Raises:
         InvalidField: There is one, where those are refused.
     """
-    if isinstance(choice, Mapping):
+    if isinstance(choice, Mapping) and choice.get("type") == "function":
         know(choice, ("type", "function" if "function" in choice else "name"), "tool_choice", unknown)
         know(choice.get("function"), ("name",), "tool_choice.function", unknown)
 
