@@ -104,17 +104,17 @@ class Bench:
         replay = core.testing.cuda_replay(self.device, n)
         return summary(replay, grouped(replay, self.copy, rows, length, settled), self.copy)
 
-    def prompts(self) -> Iterator[tuple[int, dict[str, Any], core.Session]]:
+    def prompts(self, quick: bool) -> Iterator[tuple[int, dict[str, Any], core.Session]]:
         """Chunks from the front of a sequence, and the session of each.
 
         Kernels are those of the last pass; of a chunk between the shortest and the longest they would say the
         same again.
         """
-        for n in CHUNKS:
+        for n in (PROMPT,) if quick else CHUNKS:
             session = core.Session(self.model, self.pool)
             passes = self.read(session, n)
             out: dict[str, Any] = {"passes_ms": passes, "tokens_per_s": n / sum(passes) * 1e3}
-            if n in (min(CHUNKS), PROMPT):
+            if n in (min(CHUNKS), PROMPT) and not quick:
                 replay = core.testing.cuda_replay(self.device, 0)
                 out["kernels_of_last_pass"] = grouped(replay, self.copy, min(n, MAX_CHUNK), n, True)
             yield n, out, session
@@ -185,6 +185,9 @@ def main() -> int:
     )
     parser.add_argument("--json", type=Path, required=True, help="write all figures to this file")
     parser.add_argument("--bits", type=int, nargs="*", choices=BITS, default=BITS)
+    parser.add_argument(
+        "--quick", action="store_true", help="of prompts only the one that steps and windows stand behind"
+    )
     parser.add_argument("--gib", type=float, default=4, help="of random codes (default 4)")
     parser.add_argument("--folder", type=Path, default=Path("/dev/shm"), help="for the random weights")
     parser.add_argument(
@@ -207,7 +210,7 @@ def main() -> int:
             bench = Bench(device, path, regions, bits, copy)
             print(f"{bits} bits: loaded after {time.monotonic() - began:.1f} s", flush=True)
             found = out["bits"][str(bits)] = dict[str, Any](prompts={})
-            for n, prompt, session in bench.prompts():
+            for n, prompt, session in bench.prompts(given.quick):
                 found["prompts"][str(n)] = prompt
                 took, rate = sum(prompt["passes_ms"]), prompt["tokens_per_s"]
                 print(f"  prompt of {n}: {took:.0f} ms, {rate:.0f} tokens/s", flush=True)

@@ -42,7 +42,7 @@ struct Trace {
 // What was traced since the last call, oldest first. These functions throw InvalidArgument for other devices.
 std::vector<Trace> take_trace(Device& device);
 
-// A dispatch of a command buffer, and how long it took alone.
+// A dispatch of a command buffer, and how long it took alone, less what taking the time took.
 struct Timed {
   std::string part, kernel;  // no kernel: a copy
   Grid grid;
