@@ -11,11 +11,11 @@
 // expert. expert_gate_up: 0 counts, 1 active, 2 starts, 3 pairs, 4 x T[R, D], 5..7 gate, 8..10 up [n_experts,
 // width, D], 11 act T[R * top_k, width], 12 GluParams. Grid (ceil(width / kProductTile), active experts),
 // kProductThreads threads. glu: 0 counts, 1 x, 2..4 gate, 5..7 up [width, D], 8 act T[R, width], 9 GluParams.
-// Grid (ceil(width / kProductTile)), kProductThreads threads. expert_down: 0 counts, 1 active, 2 starts, 3
-// pairs, 4 weights, 5 act, 6..8 down [n_experts, D, width], 9 shared act T[R, shared_width], 10..12 shared
-// down, 13 shared gate float[R], 14 gates float[R, S], 15 streams T[R, W], 16 ExpertDownParams. Grid (ceil(D
-// / kDownTile)), kDownThreads threads, 16 KB of threadgroup memory: a simdgroup holds the sums of its columns
-// for kDownRows rows, and more rows pass later.
+// Grid (ceil(width / kProductTile), ceil(R / kRowBlock)), kProductThreads threads. expert_down: 0 counts, 1
+// active, 2 starts, 3 pairs, 4 weights, 5 act, 6..8 down [n_experts, D, width], 9 shared act T[R,
+// shared_width], 10..12 shared down, 13 shared gate float[R], 14 gates float[R, S], 15 streams T[R, W], 16
+// ExpertDownParams. Grid (ceil(D / kDownTile), ceil(R / kDownRows)), kDownThreads threads, 16 KB of
+// threadgroup memory: a simdgroup holds the sums of its columns for all rows of the threadgroup.
 //
 // Widths multiples of 32 and of the group; top_k up to 64. Order of sums: lib/product.h. A NaN reaches what
 // it is multiplied into.
@@ -180,7 +180,7 @@ template <typename T>
                        column,
                        n_rows,
                        lane};
-  each_block(n_rows, body);
+  each_block(0, n_rows, body);
 }
 
 template <typename T>
@@ -199,8 +199,8 @@ template <typename T>
     uint lane [[thread_index_in_simdgroup]],
     uint sg [[simdgroup_index_in_threadgroup]]) {
   const uint n_rows = uint(counts->n[kCountRows]);
-  const uint column = tgid.x * kProductTile + sg * kSimdColumns;
-  if (n_rows == 0 || column >= p.width) return;
+  const uint column = tgid.x * kProductTile + sg * kSimdColumns, first = tgid.y * kRowBlock;
+  if (first >= n_rows || column >= p.width) return;
   const Glu<T> body = {stored(gate_codes, gate_scales, gate_biases, p.format, p.n_in),
                        stored(up_codes, up_scales, up_biases, p.format, p.n_in),
                        x,
@@ -211,7 +211,7 @@ template <typename T>
                        column,
                        n_rows,
                        lane};
-  each_block(n_rows, body);
+  each_block(first, smaller(first + kRowBlock, n_rows), body);
 }
 
 // sums[row][c] = fma(weight, y, sums[row][c]) for the rows of one expert. The rows of a simdgroup are its
@@ -276,53 +276,49 @@ template <typename T>
     uint lane [[thread_index_in_simdgroup]],
     uint sg [[simdgroup_index_in_threadgroup]]) {
   threadgroup float sums[kDownThreads / kSimdLanes][kDownRows][kSimdColumns];
-  const uint n_rows = uint(counts->n[kCountRows]);
+  const uint n_rows = uint(counts->n[kCountRows]), row = tgid.y * kDownRows;
   const uint column = tgid.x * kDownTile + sg * kSimdColumns;
-  if (column >= p.hidden) return;
+  if (row >= n_rows || column >= p.hidden) return;
   const Stored down = stored(codes, scales, biases, p.format, p.width);
   const Stored shared = stored(shared_codes, shared_scales, shared_biases, p.shared_format, p.shared_width);
-  for (uint row = 0; row < n_rows; row += kDownRows) {
-    const uint n = smaller(n_rows - row, uint(kDownRows));
-    for (uint i = lane; i < n * kSimdColumns; i += kSimdLanes)
-      sums[sg][i / kSimdColumns][i % kSimdColumns] = 0;
-    simdgroup_barrier(mem_flags::mem_threadgroup);
-    for (int a = 0; a < active[0]; a++) {
-      int begin = starts[a], end = starts[a + 1];
-      if (n < n_rows) {  // of its pairs those of these rows
-        begin = lower_bound(pairs, begin, end, int(row * p.top_k));
-        end = lower_bound(pairs, begin, end, int((row + n) * p.top_k));
-      }
-      const Down<T> body = {of_batch(down, ulong(active[1 + a]), p.codes_stride, p.scales_stride),
-                            act + ulong(begin) * p.width,
-                            pairs + begin,
-                            weights,
-                            sums[sg],
-                            p.top_k,
-                            row,
-                            p.hidden,
-                            column,
-                            uint(end - begin),
-                            lane};
-      each_block(uint(end - begin), body);
+  const uint n = smaller(n_rows - row, uint(kDownRows));
+  for (uint i = lane; i < n * kSimdColumns; i += kSimdLanes) sums[sg][i / kSimdColumns][i % kSimdColumns] = 0;
+  simdgroup_barrier(mem_flags::mem_threadgroup);
+  for (int a = 0; a < active[0]; a++) {
+    int begin = starts[a], end = starts[a + 1];
+    if (n < n_rows) {  // of its pairs those of these rows
+      begin = lower_bound(pairs, begin, end, int(row * p.top_k));
+      end = lower_bound(pairs, begin, end, int((row + n) * p.top_k));
     }
-    const Down<T> body = {shared,   shared_act + ulong(row) * p.shared_width,
-                          nullptr,  shared_gate,
-                          sums[sg], 1,
-                          row,      p.hidden,
-                          column,   n,
+    const Down<T> body = {of_batch(down, ulong(active[1 + a]), p.codes_stride, p.scales_stride),
+                          act + ulong(begin) * p.width,
+                          pairs + begin,
+                          weights,
+                          sums[sg],
+                          p.top_k,
+                          row,
+                          p.hidden,
+                          column,
+                          uint(end - begin),
                           lane};
-    each_block(n, body);
-    for (uint i = lane; i < n * kSimdColumns; i += kSimdLanes) {
-      const uint c = column + i % kSimdColumns;
-      if (c >= p.hidden) continue;
-      const ulong r = row + i / kSimdColumns;
-      const float y = rounded<T>(sums[sg][i / kSimdColumns][i % kSimdColumns]);
-      for (uint s = 0; s < p.hc_count; s++) {
-        device T* stream = streams + (r * p.hc_count + s) * p.hidden + c;
-        *stream = T(fma(gates[r * p.hc_count + s], y, float(*stream)));
-      }
+    each_block(0, uint(end - begin), body);
+  }
+  const Down<T> body = {shared,   shared_act + ulong(row) * p.shared_width,
+                        nullptr,  shared_gate,
+                        sums[sg], 1,
+                        row,      p.hidden,
+                        column,   n,
+                        lane};
+  each_block(0, n, body);
+  for (uint i = lane; i < n * kSimdColumns; i += kSimdLanes) {
+    const uint c = column + i % kSimdColumns;
+    if (c >= p.hidden) continue;
+    const ulong r = row + i / kSimdColumns;
+    const float y = rounded<T>(sums[sg][i / kSimdColumns][i % kSimdColumns]);
+    for (uint s = 0; s < p.hc_count; s++) {
+      device T* stream = streams + (r * p.hc_count + s) * p.hidden + c;
+      *stream = T(fma(gates[r * p.hc_count + s], y, float(*stream)));
     }
-    simdgroup_barrier(mem_flags::mem_threadgroup);
   }
 }
 

@@ -6,8 +6,8 @@
 // hc_norm: 0 counts, 1 streams T[R, W], 2 gamma float[W], 3 out T[R, W], 4 HcNormParams. Grid (R, S),
 // kRowThreads threads. Thread t squares values t, t + kRowThreads, ...; then add_threads.
 // hc_mix: 0 counts, 1 low T[R, rank], 2..4 codes, scales, biases of W_up [W, rank], 5 normed T[R, W], 6 out
-// T[R, D], 7 HcMixParams. Grid (ceil(D / kProductTile)), kProductThreads threads. Sums over the rank:
-// lib/product.h.
+// T[R, D], 7 HcMixParams. Grid (ceil(D / kProductTile), ceil(R / kRowBlock)), kProductThreads threads. Sums
+// over the rank: lib/product.h.
 //
 // D and rank multiples of 32. NaN stays in its stream (hc_norm), or reaches what it is multiplied into.
 #include "metal/lib/math.h"
@@ -76,11 +76,11 @@ template <typename T>
     uint lane [[thread_index_in_simdgroup]],
     uint sg [[simdgroup_index_in_threadgroup]]) {
   const uint n_rows = uint(counts->n[p.count]);
-  const uint column = tgid.x * kProductTile + sg * kSimdColumns;
-  if (n_rows == 0 || column >= p.hidden) return;
+  const uint column = tgid.x * kProductTile + sg * kSimdColumns, first = tgid.y * kRowBlock;
+  if (first >= n_rows || column >= p.hidden) return;
   const Stored w = stored(codes, scales, biases, p.format, p.rank);
   const Mix<T> body = {w, low, normed, out, p, column, n_rows, lane};
-  each_block(n_rows, body);
+  each_block(first, smaller(first + kRowBlock, n_rows), body);
 }
 
 template [[host_name("hc_norm_bf16")]] [[kernel]] decltype(hc_norm<bfloat>) hc_norm<bfloat>;

@@ -13,7 +13,8 @@ FLASHNEXT_CONSTANT int kSimdColumns = 4;
 FLASHNEXT_CONSTANT int kProductRows = 8;
 FLASHNEXT_CONSTANT int kProductThreads = 128;
 FLASHNEXT_CONSTANT int kProductTile = kProductThreads / kSimdLanes * kSimdColumns;
-// expert_down keeps the sums of kDownRows rows in threadgroup memory.
+FLASHNEXT_CONSTANT int kRowBlock = 64;  // rows of a threadgroup: any window, and prompts have enough of them
+// A threadgroup of expert_down keeps the sums of kDownRows rows in its memory.
 FLASHNEXT_CONSTANT int kDownThreads = 64;
 FLASHNEXT_CONSTANT int kDownTile = kDownThreads / kSimdLanes * kSimdColumns;
 FLASHNEXT_CONSTANT int kDownRows = 512;

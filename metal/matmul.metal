@@ -12,9 +12,9 @@
 // 6     gates    float[R, hc_count]; residual only
 // 7     p        MatmulParams
 //
-// Grid (ceil(n_out / kProductTile)), kProductThreads threads, no threadgroup memory; each simdgroup has
-// kSimdColumns columns. n_in a multiple of 32 and of the group, any n_out and R. Order of sums:
-// lib/product.h. A NaN or infinity reaches every output it is multiplied into. Source: docs/model.md.
+// Grid (ceil(n_out / kProductTile), ceil(R / kRowBlock)), kProductThreads threads, no threadgroup memory;
+// each simdgroup has kSimdColumns columns. n_in a multiple of 32 and of the group, any n_out and R. Order of
+// sums: lib/product.h. A NaN or infinity reaches every output it is multiplied into. Source: docs/model.md.
 #include "metal/lib/math.h"
 #include "metal/lib/product.h"
 
@@ -68,11 +68,11 @@ template <typename T>
     uint lane [[thread_index_in_simdgroup]],
     uint sg [[simdgroup_index_in_threadgroup]]) {
   const uint n_rows = uint(counts->n[p.count]);
-  const uint column = tgid.x * kProductTile + sg * kSimdColumns;
-  if (n_rows == 0 || column >= p.n_out) return;
+  const uint column = tgid.x * kProductTile + sg * kSimdColumns, first = tgid.y * kRowBlock;
+  if (first >= n_rows || column >= p.n_out) return;
   const Stored w = stored(codes, scales, biases, p.format, p.n_in);
   const Matmul<T> body = {w, x, out, gates, p, column, n_rows, lane};
-  each_block(n_rows, body);
+  each_block(first, smaller(first + kRowBlock, n_rows), body);
 }
 
 template [[host_name("matmul_bf16")]] [[kernel]] decltype(matmul<bfloat>) matmul<bfloat>;

@@ -136,7 +136,7 @@ enum Epilogue : uint32_t {
   kResidual = 4,  // io T[R, hc_count * n_out]: stream s += gates[r, s] * round_T(y)
 };
 // matmul_T: 0 counts in, 1 x in T[R, n_in], 2 codes, 3 scales, 4 biases in [n_out, n_in], 5 out, 6 gates in
-// float[R, S] (kResidual only). Grid (ceil(n_out / tile)).
+// float[R, S] (kResidual only). Grid (ceil(n_out / tile), ceil(R / rows)).
 struct MatmulParams {
   Format format;
   uint32_t n_in, n_out;
@@ -154,7 +154,8 @@ struct HcNormParams {
 };
 
 // hc_mix_T: 0 counts in, 1 low in T[R, rank], 2 codes, 3 scales, 4 biases in [W, rank], 5 normed in T[R, W],
-// 6 out T[R, D]. Grid (ceil(D / tile)). out = mean over streams of sigmoid(W_up low) * normed.
+// 6 out T[R, D]. Grid (ceil(D / tile), ceil(R / rows)). out = mean over streams of sigmoid(W_up low) *
+// normed.
 struct HcMixParams {
   Format format;
   uint32_t hidden, hc_count, rank;
@@ -294,7 +295,7 @@ struct RouterParams {
 // 7 gate biases, 8 up codes, 9 up scales, 10 up biases in [n_experts, width, D], 11 act out T[R * top_k,
 // width] in pair order = silu(gate) * up. Grid (ceil(width / tile), active experts). glu_T is the same for
 // the shared expert: 0 counts in, 1 x in, 2..4 gate, 5..7 up in [width, D], 8 act out T[R, width]. Grid
-// (ceil(width / tile)).
+// (ceil(width / tile), ceil(R / rows)).
 struct GluParams {
   Format format;
   uint32_t n_in, width, top_k;
@@ -304,8 +305,8 @@ struct GluParams {
 // expert_down_T: 0 counts in, 1 active, 2 starts, 3 pairs in, 4 weights in float[R, top_k], 5 act in T[R *
 // top_k, width], 6 codes, 7 scales, 8 biases in [n_experts, D, width], 9 shared act in T[R, shared_width], 10
 // shared codes, 11 shared scales, 12 shared biases in [D, shared_width], 13 shared gate in float[R], 14 gates
-// in float[R, S], 15 streams io T[R, W]. Grid (ceil(D / tile)). y = experts by ascending id, then the shared
-// one, in fp32, rounded once; stream s += gates[r, s] * y.
+// in float[R, S], 15 streams io T[R, W]. Grid (ceil(D / tile), ceil(R / rows)). y = experts by ascending id,
+// then the shared one, in fp32, rounded once; stream s += gates[r, s] * y.
 struct ExpertDownParams {
   Format format, shared_format;
   uint32_t hidden, width, shared_width, top_k, hc_count;
@@ -478,7 +479,7 @@ enum LinearFinish : uint32_t {
   kLinearAdd = 3,       // out += y
 };
 // linear: 0 x in float[R, n_in], 1 weight in [n_out, n_in], 2 bias in float[n_out], 3 out float[R, n_out] (io
-// for kLinearAdd). Grid (ceil(n_out / tile)). y = x W^T + bias. n_in a multiple of 16.
+// for kLinearAdd). Grid (ceil(n_out / tile), ceil(R / rows)). y = x W^T + bias. n_in a multiple of 16.
 struct LinearParams {
   uint32_t n_in, n_out, n_rows;
   uint32_t bits;    // of a weight: 16 is bfloat16, 32 float32

@@ -2,8 +2,8 @@
 //
 // embed: 0 counts, 1 rows Row[R], 2..4 codes, scales, biases [vocab, D], 5 streams T[R, W], 6 EmbedParams.
 // Each stream gets the token's embedding row. embed_media: 0 counts, 1 features ulong[R] (address of T[D]; 0:
-// none), 2 streams T[R, W], 3 EmbedMediaParams. A row with a feature gets it in each stream. copy_rows: 0 counts, 1 map int32[N], 2 source T[.., width], 3
-// out T[N, width], 4 CopyRowsParams.
+// none), 2 streams T[R, W], 3 EmbedMediaParams. A row with a feature gets it in each stream. copy_rows: 0
+// counts, 1 map int32[N], 2 source T[.., width], 3 out T[N, width], 4 CopyRowsParams.
 //
 // Grid (rows), kRowThreads threads, a thread an element. No sums; NaN is copied like any value.
 #include "metal/lib/product.h"

@@ -4,8 +4,8 @@
 // kRowThreads threads. Thread t adds values t, t + kRowThreads, ..., then their squared distances from the
 // mean in one chain of fma; then add_threads.
 // linear: 0 x float[R, n_in], 1 weight [n_out, n_in], 2 bias float[n_out], 3 out float[R, n_out], 4
-// LinearParams. y = x W^T + bias, and what LinearFinish says. Grid (ceil(n_out / kProductTile)),
-// kProductThreads threads. n_in a multiple of 16. Order of sums: lib/product.h, the bias last.
+// LinearParams. y = x W^T + bias, and what LinearFinish says. Grid (ceil(n_out / kProductTile), ceil(R /
+// kRowBlock)), kProductThreads threads. n_in a multiple of 16. Order of sums: lib/product.h, the bias last.
 // patch_place: 0 patches, 1 table float[side * side, D'], 2 inv_freq float[quarter], 3 x float[R, D'], 4 cos,
 // 5 sin float[R, 2 * quarter], 6 PatchPlaceParams. Grid (R), kRowThreads threads.
 // patch_turn: 0 cos, 1 sin float[R, half_dim], 2 qkv float[R, 3 * D'], 3 PatchTurnParams. Grid (R),
@@ -84,11 +84,11 @@ struct Linear {
     uint3 tgid [[threadgroup_position_in_grid]],
     uint lane [[thread_index_in_simdgroup]],
     uint sg [[simdgroup_index_in_threadgroup]]) {
-  const uint column = tgid.x * kProductTile + sg * kSimdColumns;
-  if (column >= p.n_out) return;
+  const uint column = tgid.x * kProductTile + sg * kSimdColumns, first = tgid.y * kRowBlock;
+  if (first >= p.n_rows || column >= p.n_out) return;
   const Stored w = {weight, nullptr, nullptr, p.bits, 0, p.n_in};
   const Linear body = {w, x, bias, out, p, column, lane};
-  each_block(p.n_rows, body);
+  each_block(first, smaller(first + kRowBlock, p.n_rows), body);
 }
 
 // Where the i-th of n patches lies on an axis of the table: between places low and high, so far from low.

@@ -317,6 +317,9 @@ void bind_testing(nb::module_& parent) {
       "kernel_tile", [](const DeviceRef& d, const std::string& name) { return d->kernel(name).tile(); },
       "device"_a, "name"_a);
   m.def(
+      "kernel_rows", [](const DeviceRef& d, const std::string& name) { return d->kernel(name).rows(); },
+      "device"_a, "name"_a);
+  m.def(
       "metal_kernels",
       [] {
         std::map<std::string, uint32_t> threads;

@@ -59,12 +59,14 @@ struct Slice {
 };
 
 // One compiled kernel of the device. `tile` is how many columns one grid step of its tiled axis covers, 1
-// where it has none.
+// where it has none; `rows` how many rows one step of the axis behind that covers, 0 where there is no such
+// axis and each step takes all rows.
 class Kernel {
  public:
   virtual ~Kernel() = default;
   virtual std::string_view name() const = 0;
   virtual uint32_t tile() const = 0;
+  virtual uint32_t rows() const { return 0; }
 };
 
 // A counter that only grows; completion of work is a value of it.

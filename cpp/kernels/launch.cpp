@@ -10,6 +10,9 @@ namespace {
 
 uint32_t tiles(uint32_t n, const Kernel& k) { return (n + k.tile() - 1) / k.tile(); }
 
+// Steps of the axis of rows; 1 where a kernel has none.
+uint32_t row_blocks(uint32_t n, const Kernel& k) { return k.rows() ? (n + k.rows() - 1) / k.rows() : 1; }
+
 }  // namespace
 
 size_t StoredMatrix::size_bytes() const {
@@ -79,7 +82,7 @@ void Launcher::embed_media(CommandBuffer& cb, const Batch& b, Slice features, Sl
 
 void Launcher::matmul(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& w, Slice out,
                       const Finish& f, CountIndex count) const {
-  cb.dispatch(k_->matmul, {tiles(w.n_out, k_->matmul)},
+  cb.dispatch(k_->matmul, {tiles(w.n_out, k_->matmul), row_blocks(b.bound(count), k_->matmul)},
               {b.counts, x, w.codes, w.scales, w.biases, out, f.gates},
               MatmulParams{w.format, w.n_in, w.n_out, f.epilogue, count, f.hc_count, f.alpha, f.beta});
 }
@@ -92,7 +95,7 @@ void Launcher::hc_norm(CommandBuffer& cb, const Batch& b, Slice streams, Slice g
 void Launcher::hc_mix(CommandBuffer& cb, const Batch& b, Slice low, const StoredMatrix& up, Slice normed,
                       Slice out, uint32_t hc_count, CountIndex count) const {
   const uint32_t hidden = up.n_out / hc_count;
-  cb.dispatch(k_->hc_mix, {tiles(hidden, k_->hc_mix)},
+  cb.dispatch(k_->hc_mix, {tiles(hidden, k_->hc_mix), row_blocks(b.bound(count), k_->hc_mix)},
               {b.counts, low, up.codes, up.scales, up.biases, normed, out},
               HcMixParams{up.format, hidden, hc_count, up.n_in, count});
 }
@@ -199,7 +202,7 @@ void Launcher::expert_gate_up(CommandBuffer& cb, const Batch& b, Slice active, S
 
 void Launcher::glu(CommandBuffer& cb, const Batch& b, Slice x, const StoredMatrix& gate,
                    const StoredMatrix& up, Slice act) const {
-  cb.dispatch(k_->glu, {tiles(gate.n_out, k_->glu)},
+  cb.dispatch(k_->glu, {tiles(gate.n_out, k_->glu), row_blocks(b.max_rows, k_->glu)},
               {b.counts, x, gate.codes, gate.scales, gate.biases, up.codes, up.scales, up.biases, act},
               GluParams{gate.format, gate.n_in, gate.n_out, 1, 0, 0});
 }
@@ -209,7 +212,7 @@ void Launcher::expert_down(CommandBuffer& cb, const Batch& b, Slice active, Slic
                            const StoredMatrix& shared_down, Slice shared_gate, Slice gates, Slice streams,
                            uint32_t top_k, uint32_t hc_count) const {
   cb.dispatch(
-      k_->expert_down, {tiles(down.n_out, k_->expert_down)},
+      k_->expert_down, {tiles(down.n_out, k_->expert_down), row_blocks(b.max_rows, k_->expert_down)},
       {b.counts, active, starts, pairs, weights, act, down.codes, down.scales, down.biases, shared_act,
        shared_down.codes, shared_down.scales, shared_down.biases, shared_gate, gates, streams},
       ExpertDownParams{down.format, shared_down.format, down.n_out, down.n_in, shared_down.n_in, top_k,

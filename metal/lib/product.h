@@ -198,11 +198,12 @@ METAL_FUNC float product(Stored w, ulong column, ulong last, Rows<T, M> x, uint 
   return add_lanes_of<kSimdColumns * M>(sums, lane);
 }
 
-// Calls body.run<M>(row) for rows in blocks of M = 8, 4, 2 or 1; a block may reach beyond the last row.
+// Calls body.run<M>(row) for rows from `first` to before `end` in blocks of M = 8, 4, 2 or 1; a block may
+// reach beyond the last row.
 template <typename Body>
-METAL_FUNC void each_block(uint n_rows, Body body) {
-  for (uint row = 0; row < n_rows;) {
-    const uint left = n_rows - row;
+METAL_FUNC void each_block(uint first, uint end, Body body) {
+  for (uint row = first; row < end;) {
+    const uint left = end - row;
     if (left > 4) {
       body.template run<8>(row);
       row += 8;

@@ -19,6 +19,7 @@ class CudaKernel final : public Kernel {
   CudaKernel(const KernelEntry& entry, const void* compiled) : entry_(entry), compiled_(compiled) {}
   std::string_view name() const override { return entry_.name; }
   uint32_t tile() const override { return entry_.tile; }
+  uint32_t rows() const override { return entry_.rows; }
   uint32_t threads() const { return entry_.threads; }
   const void* compiled() const { return compiled_; }  // a msl_cuda::Kernel
 

@@ -20,6 +20,7 @@ class MetalKernel final : public Kernel {
       : entry_(std::move(entry)), pipeline_(std::move(pipeline)) {}
   std::string_view name() const override { return entry_.name; }
   uint32_t tile() const override { return entry_.tile; }
+  uint32_t rows() const override { return entry_.rows; }
   uint32_t threads() const { return entry_.threads; }
   uint32_t slots() const { return entry_.slots; }
   id<MTLComputePipelineState> pipeline() const { return pipeline_.get(); }

@@ -14,7 +14,7 @@ namespace flashnext::mtl {
 // of the tiled axis covers, and the slots before its argument struct.
 struct KernelEntry {
   std::string name;
-  uint32_t threads, tile, slots;
+  uint32_t threads, tile, rows, slots;
 };
 
 // What a device does while nothing is asked of it. Without work memory does not stay wired, and the first

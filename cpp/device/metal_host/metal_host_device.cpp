@@ -43,6 +43,7 @@ class HostKernel final : public Kernel {
   HostKernel(const KernelEntry& entry, const msl::Kernel* compiled) : entry_(entry), compiled_(compiled) {}
   std::string_view name() const override { return entry_.name; }
   uint32_t tile() const override { return entry_.tile; }
+  uint32_t rows() const override { return entry_.rows; }
   uint32_t threads() const { return entry_.threads; }
   const msl::Kernel* compiled() const { return compiled_; }
 

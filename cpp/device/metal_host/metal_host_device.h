@@ -11,10 +11,10 @@
 
 namespace flashnext::metal_host {
 
-// A kernel of the device's table: threads of a threadgroup, and `tile` as in Kernel::tile().
+// A kernel of the device's table: threads of a threadgroup, and `tile` and `rows` as in Kernel.
 struct KernelEntry {
   std::string name;
-  uint32_t threads, tile;
+  uint32_t threads, tile, rows;
 };
 
 struct Options {

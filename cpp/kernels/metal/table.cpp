@@ -6,15 +6,16 @@ namespace flashnext::mtl {
 
 std::vector<KernelEntry> kernels() {
   std::vector<KernelEntry> all;
-  const auto add = [&](const std::string& name, uint32_t slots, int threads, int tile = 1) {
-    all.push_back({name, static_cast<uint32_t>(threads), static_cast<uint32_t>(tile), slots});
+  const auto add = [&](const std::string& name, uint32_t slots, int threads, int tile = 1, int rows = 0) {
+    all.push_back({name, static_cast<uint32_t>(threads), static_cast<uint32_t>(tile),
+                   static_cast<uint32_t>(rows), slots});
   };
   for (const std::string type : {"_bf16", "_f32"}) {
     add("embed" + type, 6, kRowThreads);
     add("embed_media" + type, 3, kRowThreads);
-    add("matmul" + type, 7, kProductThreads, kProductTile);
+    add("matmul" + type, 7, kProductThreads, kProductTile, kRowBlock);
     add("hc_norm" + type, 4, kRowThreads);
-    add("hc_mix" + type, 7, kProductThreads, kProductTile);
+    add("hc_mix" + type, 7, kProductThreads, kProductTile, kRowBlock);
     add("ngram_gather" + type, 4, kRowThreads);
     add("ple_gate" + type, 9, kRowThreads);
     add("ple_conv" + type, 6, kColumnThreads, kColumnThreads);
@@ -26,8 +27,8 @@ std::vector<KernelEntry> kernels() {
     add("index_score" + type, 5, kScoreThreads, kScoreTile);
     add("attention" + type, 8, kAttentionThreads, kAttentionHeads);
     add("expert_gate_up" + type, 12, kProductThreads, kProductTile);
-    add("glu" + type, 9, kProductThreads, kProductTile);
-    add("expert_down" + type, 16, kDownThreads, kDownTile);
+    add("glu" + type, 9, kProductThreads, kProductTile, kRowBlock);
+    add("expert_down" + type, 16, kDownThreads, kDownTile, kDownRows);
     add("copy_rows" + type, 4, kRowThreads);
     add("keep_streams" + type, 4, kRowThreads);
   }
@@ -48,7 +49,7 @@ std::vector<KernelEntry> kernels() {
   add("token_logprobs", 9, kPickThreads);
   add("logits_hash", 3, kPickThreads);
   add("layer_norm", 4, kRowThreads);
-  add("linear", 4, kProductThreads, kProductTile);
+  add("linear", 4, kProductThreads, kProductTile, kRowBlock);
   add("patch_place", 6, kRowThreads);
   add("patch_turn", 3, kRowThreads);
   add("slice_attention", 3, kSliceThreads, kSlicePatches);

@@ -67,7 +67,9 @@ class Bench:
         fault = self.fault
         if fault and fault.data and (len(units) > 1 or not fault.in_company):
             data = {**data, **fault.data(data)}
-        return self.family.launch(self.shape, self.scalar, data, units, Frame(self.runner.tile, poison))
+        return self.family.launch(
+            self.shape, self.scalar, data, units, Frame(self.runner.tile, self.runner.rows, poison)
+        )
 
     def run(self, launch: Launch) -> Result:
         """Run a launch, with the fault if there is one."""

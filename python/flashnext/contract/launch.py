@@ -25,11 +25,18 @@ class Frame:
 
     Attributes:
         tile: Columns that one grid step of a kernel covers on the device.
+        rows: Rows that one step of the axis behind covers; 0 where each covers all.
         poison: The byte that output slots hold before.
     """
 
     tile: Callable[[str], int]
+    rows: Callable[[str], int] = lambda kernel: 0
     poison: int = NAN_BYTE
+
+    def grid(self, kernel: str, n_columns: int, n_rows: int) -> tuple[int, int]:
+        """Give the grid of a kernel that tiles columns, and rows where the device wants that."""
+        rows = self.rows(kernel)
+        return -(-n_columns // self.tile(kernel)), -(-n_rows // rows) if rows else 1
 
 
 @dataclass(frozen=True)
@@ -177,6 +184,10 @@ class DeviceRunner:
     def tile(self, kernel: str) -> int:
         """Tell how many columns one grid step of the kernel's tiled axis covers."""
         return core.testing.kernel_tile(self.device, kernel)
+
+    def rows(self, kernel: str) -> int:
+        """Tell how many rows one step of the axis behind that covers; 0 where each covers all."""
+        return core.testing.kernel_rows(self.device, kernel)
 
     def __call__(self, launch: Launch) -> Result:
         """Run a launch; returns the bytes of every slot, the launch's own stay as they are.

@@ -135,7 +135,7 @@ class Glu(Family):
     order = "as matmul"
     launch_record = (
         "0 counts, 1 x T[R, D], 2 to 4 gate, 5 to 7 up [width, D], 8 act T[R, width]; grid "
-        "(ceil(width / tile))"
+        "(ceil(width / tile), ceil(R / rows))"
     )
     per_unit = ("x",)
     shared = ("gate", "up")
@@ -173,7 +173,7 @@ class Glu(Family):
         b.room("act", (len(at) + SPARE) * width * scalar.size_bytes)
         b.rows("act", "act", at, scalar, (width,))
         params = struct("GluParams", format=data["gate"].format, n_in=shape["n_in"], width=width, top_k=1)
-        return b.done((-(-width // frame.tile(b.kernel)),), params)
+        return b.done(frame.grid(b.kernel, width, len(at) + SPARE), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         act = _glu(Approx.exact(data["x"]), data["gate"], data["up"], scalar)
@@ -215,7 +215,7 @@ class ExpertDown(Family):
         "width], 6 to 8 down "
         "[n_experts, D, width], 9 shared act T[R, shared_width], 10 to 12 shared down, 13 shared "
         "gate float[R], 14 gates "
-        "float[R, S], 15 streams T[R, W] io; grid (ceil(D / tile))"
+        "float[R, S], 15 streams T[R, W] io; grid (ceil(D / tile), ceil(R / rows))"
     )
     per_unit = ("act", "weights", "shared_act", "shared_gate", "gates", "streams")
     shared = ("shared_down",)
@@ -224,6 +224,7 @@ class ExpertDown(Family):
         _down(1, 3, 1, 1, (32, 16, 0), (32, 16, 0)),
         _down(1, 9, 4, 31, (64, 4, 32), (32, 6, 32)),
         _down(70, 4, 2, 33, (64, 6, 64), (96, 16, 0)),
+        _down(515, 2, 2, 31, (32, 16, 0), (32, 4, 32)),
         _down(140, 2, 1, 32, (32, 16, 0), (64, 4, 32)),
         _down(3, 12, 10, 64, (640, 6, 32), (640, 6, 32)),
     )
@@ -278,7 +279,7 @@ class ExpertDown(Family):
             codes_stride=data["down"].codes_stride,
             scales_stride=data["down"].scales_stride,
         )
-        return b.done((-(-hidden // frame.tile(b.kernel)),), params)
+        return b.done(frame.grid(b.kernel, hidden, len(at) + SPARE), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         out = []

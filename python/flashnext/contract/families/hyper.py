@@ -115,7 +115,7 @@ class HcMix(Family):
     launch_record = (
         "0 counts, 1 low T[R, rank], 2 codes, 3 scales, 4 biases of W_up [W, rank], 5 normed T[R, "
         "W], 6 out T[R, D]; grid "
-        "(ceil(D / tile)); rows or logit rows"
+        "(ceil(D / tile), ceil(R / rows)); rows or logit rows"
     )
     per_unit = ("low", "normed")
     shared = ("up",)
@@ -162,7 +162,7 @@ class HcMix(Family):
             rank=shape["rank"],
             count=shape.get("count", COUNT_ROWS),
         )
-        return b.done((-(-hidden // frame.tile(b.kernel)),), params)
+        return b.done(frame.grid(b.kernel, hidden, len(at) + SPARE), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         size = (shape["streams"], shape["hidden"])

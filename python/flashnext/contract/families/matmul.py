@@ -42,7 +42,7 @@ class Matmul(Family):
     launch_record = (
         "0 counts, 1 x T[R, n_in], 2 codes, 3 scales, 4 biases of W [n_out, n_in], 5 out, 6 gates "
         "float[R, S]; grid "
-        "(ceil(n_out / tile)); every projection of cpp/model/model.cpp"
+        "(ceil(n_out / tile), ceil(R / rows)); every projection of cpp/model/model.cpp"
     )
     per_unit = ("x",)
     shared = ("w",)
@@ -104,7 +104,7 @@ class Matmul(Family):
             alpha=data["alpha"],
             beta=data["beta"],
         )
-        return b.done((-(-n_out // frame.tile(b.kernel)),), params)
+        return b.done(frame.grid(b.kernel, n_out, len(at) + SPARE), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         y = data["w"].dot(Approx.exact(data["x"]), scalar)

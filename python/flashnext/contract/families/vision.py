@@ -140,7 +140,7 @@ class Linear(Family):
     order = "a fixed order of all inputs for any number of rows, then the bias"
     launch_record = (
         "0 x float[R, n_in], 1 weight [n_out, n_in], 2 bias float[n_out], 3 out float[R, n_out]; grid "
-        "(ceil(n_out / tile)); every product of cpp/model/tower.cpp"
+        "(ceil(n_out / tile), ceil(R / rows)); every product of cpp/model/tower.cpp"
     )
     per_unit = ("x",)
     shared = ("weight", "bias")
@@ -187,7 +187,7 @@ class Linear(Family):
             "LinearParams", n_in=shape["n_in"], n_out=n_out, n_rows=len(at), bits=shape["bits"],
             finish=data["finish"],
         )  # fmt: skip
-        return b.done((-(-n_out // frame.tile(b.kernel)),), params)
+        return b.done(frame.grid(b.kernel, n_out, len(at) + SPARE), params)
 
     def reference(self, shape: Shape, scalar: Scalar, data: Data) -> Expected:
         y = dot(Approx.exact(data["x"]), Approx.exact(data["weight"])) + Approx.exact(data["bias"])
