@@ -12,7 +12,7 @@
 // kRowThreads threads, a simdgroup a head; a lane squares values lane, lane + 32, ... attention: 0 counts, 1
 // sequences, 2 rows, 3 q T[R, H * head_dim], 4 qg, 5 blocks int32[R, budget_blocks], 6 n_selected int32[R], 7
 // out T[R, H * head_dim], 8 AttentionParams. Grid (R, Hkv * ceil(H / Hkv / kAttentionHeads)),
-// kAttentionThreads threads, 21 KB of threadgroup memory. A score: lane l takes dimensions 4 (l + 32 i) .. +
+// kAttentionThreads threads, 19 KB of threadgroup memory. A score: lane l takes dimensions 4 (l + 32 i) .. +
 // 3 in one chain of fma, then add_lanes. Weights of a span: lane l adds those of positions l, l + 32,
 // ..., then add_lanes. Values: a thread a dimension, positions ascending in one chain.
 //
@@ -129,44 +129,44 @@ template <typename T>
 }
 
 FLASHNEXT_CONSTANT int kScoredTogether = 8;  // positions of a simdgroup
-// Positions whose keys, and whose values, a thread has in flight: rows of other pages lie anywhere, and each
-// load is waited for as long as several take together.
-FLASHNEXT_CONSTANT int kKeysTogether = 4;
-FLASHNEXT_CONSTANT int kValuesTogether = 8;
 
 // What the threads of a row's heads share.
 struct AttentionMemory {
   threadgroup float (*q)[kMaxHeadDim];
   threadgroup float (*scores)[kAttentionSpan];
-  threadgroup ulong* places;  // of positions: addresses of the rows that one head would have in their pages
+  threadgroup int* positions;
   threadgroup float* max;
   threadgroup float* sum;
 };
 
-// Scores of the n positions of a span: a simdgroup takes kScoredTogether at a time, four heads each.
-// `offset`: of the kv head's keys in a page.
 template <typename T>
-METAL_FUNC void score(
-    constant AttentionParams& p, ulong offset, int n, AttentionMemory s, uint lane, uint sg) {
+METAL_FUNC device const T* cached(
+    device const Sequence& seq, int position, ulong offset, uint kv_head, uint dim) {
+  return in_page<const T>(seq, position, offset) +
+         (ulong(kv_head) * kPageTokens + position % kPageTokens) * dim;
+}
+
+// Scores of the n positions of a span: a simdgroup takes kScoredTogether at a time, four heads each.
+template <typename T>
+METAL_FUNC void score(constant AttentionParams& p,
+                      device const Sequence& seq,
+                      uint kv_head,
+                      int n,
+                      AttentionMemory s,
+                      uint lane,
+                      uint sg) {
   constexpr int all = kAttentionThreads / kSimdLanes * kScoredTogether;
   for (int first = int(sg) * kScoredTogether; first < n; first += all) {
     float sums[kScoredTogether * kAttentionHeads];
-    device const T* keys[kScoredTogether];
     for (int i = 0; i < kScoredTogether; i++) {
-      keys[i] = at<const T>(s.places[smaller(first + i, n - 1)], offset);
+      device const T* k =
+          cached<T>(seq, s.positions[smaller(first + i, n - 1)], p.k_offset, kv_head, p.head_dim);
       for (int h = 0; h < kAttentionHeads; h++) sums[i * kAttentionHeads + h] = 0;
-    }
-    for (uint d = lane * 4; d < p.head_dim; d += 4 * kSimdLanes) {
-      for (int some = 0; some < kScoredTogether; some += kKeysTogether) {
-        float4 key[kKeysTogether];
-        for (int i = 0; i < kKeysTogether; i++) key[i] = load4(keys[some + i] + d);
+      for (uint d = lane * 4; d < p.head_dim; d += 4 * kSimdLanes) {
+        const float4 key = load4(k + d);
         for (int h = 0; h < kAttentionHeads; h++) {
           for (uint j = 0; j < 4; j++) {
-            const float x = s.q[h][d + j];
-            for (int i = 0; i < kKeysTogether; i++) {
-              const int at = (some + i) * kAttentionHeads + h;
-              sums[at] = fma(x, key[i][j], sums[at]);
-            }
+            sums[i * kAttentionHeads + h] = fma(s.q[h][d + j], key[j], sums[i * kAttentionHeads + h]);
           }
         }
       }
@@ -217,18 +217,17 @@ template <typename T>
   constexpr int n_sg = kAttentionThreads / kSimdLanes, n_dims = kMaxHeadDim / kAttentionThreads;
   threadgroup float staged[kAttentionHeads][kMaxHeadDim];
   threadgroup float scores[kAttentionHeads][kAttentionSpan];
-  threadgroup ulong places[kAttentionSpan];
+  threadgroup int positions[kAttentionSpan];
   threadgroup float span_max[kAttentionHeads];
   threadgroup float span_sum[kAttentionHeads];
   threadgroup uint parts[n_sg];
   if (int(tgid.x) >= counts->n[kCountRows]) return;
-  const AttentionMemory s = {staged, scores, places, span_max, span_sum};
+  const AttentionMemory s = {staged, scores, positions, span_max, span_sum};
   const ulong r = tgid.x;
   const uint dim = p.head_dim, group = p.n_heads / p.n_kv_heads;
   const uint tiles = (group + kAttentionHeads - 1) / kAttentionHeads;
   const uint kv_head = tgid.y / tiles, first = kv_head * group + tgid.y % tiles * kAttentionHeads;
   const uint heads = smaller((kv_head + 1) * group - first, uint(kAttentionHeads));
-  const ulong head_bytes = ulong(kv_head) * kPageTokens * dim * sizeof(T);
   device const Row& row = rows[r];
   device const Sequence& seq = sequences[row.sequence];
   for (uint i = tid; i < kAttentionHeads * dim; i += kAttentionThreads) {
@@ -251,16 +250,14 @@ template <typename T>
     const int span = (start < in_blocks ? selected[start / ratio] * ratio : tail) / kAttentionSpan;
     uint mine = 0;
     for (int i = int(tid); i < kAttentionSpan; i += kAttentionThreads) {
-      const int index = start + i;
-      if (index >= n_all) continue;
-      const int position =
-          index < in_blocks ? selected[index / ratio] * ratio + index % ratio : tail + index - in_blocks;
-      places[i] = at<const ulong>(seq.page_table)[position / kPageTokens] +
-                  ulong(position % kPageTokens) * dim * sizeof(T);
+      const int at = start + i;
+      if (at >= n_all) continue;
+      const int position = at < in_blocks ? selected[at / ratio] * ratio + at % ratio : tail + at - in_blocks;
+      positions[i] = position;
       mine += position / kAttentionSpan == span;
     }
     const int n = int(count_threads(mine, parts, lane, sg, n_sg).all);
-    score<T>(p, p.k_offset + head_bytes, n, s, lane, sg);
+    score<T>(p, seq, kv_head, n, s, lane, sg);
     threadgroup_barrier(mem_flags::mem_threadgroup);
     for (uint h = sg; h < uint(kAttentionHeads); h += n_sg)
       weigh(scores[h], n, span_max + h, span_sum + h, lane);
@@ -278,14 +275,9 @@ template <typename T>
       if (d >= dim) continue;
       float part[kAttentionHeads];
       for (int h = 0; h < kAttentionHeads; h++) part[h] = 0;
-      for (int i = 0; i < n; i += kValuesTogether) {
-        float v[kValuesTogether];
-        for (int k = 0; k < kValuesTogether; k++)
-          v[k] = float(at<const T>(places[smaller(i + k, n - 1)], p.v_offset + head_bytes)[d]);
-        for (int k = 0; k < kValuesTogether; k++) {
-          if (i + k >= n) break;
-          for (int h = 0; h < kAttentionHeads; h++) part[h] = fma(scores[h][i + k], v[k], part[h]);
-        }
+      for (int i = 0; i < n; i++) {
+        const float v = float(cached<T>(seq, positions[i], p.v_offset, kv_head, dim)[d]);
+        for (int h = 0; h < kAttentionHeads; h++) part[h] = fma(scores[h][i], v, part[h]);
       }
       for (int h = 0; h < kAttentionHeads; h++) values[j][h] = fma(part[h], now[h], values[j][h] * before[h]);
     }

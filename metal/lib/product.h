@@ -139,29 +139,14 @@ METAL_FUNC void add_four(thread const Run<BITS>& run, Rows<T, M> x, uint k, thre
 }
 
 template <typename T, int M, int BITS>
-METAL_FUNC void add_run(thread const Run<BITS>& run, Rows<T, M> x, uint k, thread float* sums) {
-  add_four<T, M, BITS, 0>(run, x, k, sums);
-  add_four<T, M, BITS, 4>(run, x, k, sums);
-  add_four<T, M, BITS, 8>(run, x, k, sums);
-  add_four<T, M, BITS, 12>(run, x, k, sums);
-}
-
-// Few rows leave registers for a second run, whose loads are in flight while the first is added.
-template <typename T, int M, int BITS>
 METAL_FUNC void accumulate(Stored w, ulong column, ulong last, Rows<T, M> x, thread float* sums, uint lane) {
-  constexpr uint step = kRun * kSimdLanes;
-  uint k = lane * kRun;
-  for (; M <= 2 && k + step < w.n_in; k += 2 * step) {
-    Run<BITS> run, next;
-    run.load(w, column, last, k);
-    next.load(w, column, last, k + step);
-    add_run<T, M, BITS>(run, x, k, sums);
-    add_run<T, M, BITS>(next, x, k + step, sums);
-  }
-  for (; k < w.n_in; k += step) {
+  for (uint k = lane * kRun; k < w.n_in; k += kRun * kSimdLanes) {
     Run<BITS> run;
     run.load(w, column, last, k);
-    add_run<T, M, BITS>(run, x, k, sums);
+    add_four<T, M, BITS, 0>(run, x, k, sums);
+    add_four<T, M, BITS, 4>(run, x, k, sums);
+    add_four<T, M, BITS, 8>(run, x, k, sums);
+    add_four<T, M, BITS, 12>(run, x, k, sums);
   }
 }
 
