@@ -264,7 +264,7 @@ class ChatTemplate:
         words = [f"word{i}" for i in range(5)]
         first, second = ([{"type": "text", "text": word} for word in part] for part in (words[:3], words[3:]))
         shown = {"type": kind, kind: ""}
-        chat = [
+        chat: Messages = [
             {"role": "user", "content": [first[0], shown, first[1], shown, first[2]]},
             {"role": "assistant", "content": "a"},
             {"role": "user", "content": [shown, second[0], second[1]]},
