@@ -187,7 +187,7 @@ class Engine:
             Path(path),
             media_limits or Limits(),
             (checkpoint.config.image_token, checkpoint.config.video_token),
-            _why_no_eyes(checkpoint, vision, names),
+            why_no_eyes(checkpoint, vision, names),
         )
         progress("weights")
         self._loaded = load_model(
@@ -546,7 +546,7 @@ class Engine:
         return job, seed
 
 
-def _why_no_eyes(checkpoint: Checkpoint, vision: bool, names: Names) -> str:
+def why_no_eyes(checkpoint: Checkpoint, vision: bool, names: Names) -> str:
     """Say why a chat that shows something is refused, and what to do."""
     if checkpoint.config.vision is None:
         return "this checkpoint has no vision tower, so it reads text only; send text, or load one that has"
