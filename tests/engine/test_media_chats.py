@@ -238,6 +238,7 @@ def test_a_picture_changed_in_an_early_turn_resumes_only_what_stands_before_it(
     again = ask(engine, plain, chat("image-1-0"))
     before = engine.submit(chat("image-1-0"), sampling=HOW)
     pad = engine.loaded.checkpoint.config.image_token
+    assert pad is not None
     at = list(before.prompt_ids).index(pad)
     assert first.usage.cached_tokens <= at and other.usage.cached_tokens <= at
     assert again.usage.cached_tokens > at and again == first
@@ -360,8 +361,8 @@ def test_nothing_is_decoded_or_read_of_a_chat_that_is_refused_anyhow(
     missing = image(tmp_path / "none.png")
     long = tmp_path / "long.png"
     with long.open("wb") as made:
-        made.truncate(2**40)  # a hole
-    for chat, place, problem in (
+        made.truncate(2**33)  # a hole
+    refused: list[tuple[Any, str, str]] = [
         ([{"role": "system", "content": [missing]}], "messages[0].content[0]", f"'image' {ROLES} system"),
         (
             [user("x"), {"role": "assistant", "content": [missing]}],
@@ -376,14 +377,15 @@ def test_nothing_is_decoded_or_read_of_a_chat_that_is_refused_anyhow(
         (
             [user(image(PNG), image(long))],
             "messages[0].content[1].image",
-            f"has {2**40} bytes; at most {2**20}",
+            f"has {2**33} bytes; at most {2**20}",
         ),
         (
             [user(image(media, detail="low"))],
             "messages[0].content[0].detail",
             "a prepared picture has no detail",
         ),
-    ):
+    ]
+    for chat, place, problem in refused:
         with pytest.raises(InvalidField) as caught:
             engine.submit(chat)
         assert caught.value.field == place and problem in caught.value.problem
@@ -423,7 +425,8 @@ def test_an_engine_without_eyes_refuses_pictures_with_the_way_out(monkeypatch: p
 
 
 def test_why_there_are_no_eyes_is_told_in_the_words_of_who_asks() -> None:
-    sees, reads = (cast(Checkpoint, SimpleNamespace(config=SimpleNamespace(vision=v))) for v in ({}, None))
+    towers: list[Any] = [{}, None]
+    sees, reads = (cast(Checkpoint, SimpleNamespace(config=SimpleNamespace(vision=one))) for one in towers)
     assert "start without --no-vision" in why_no_eyes(sees, False, FLAGS)
     for vision in (True, False):
         assert "this checkpoint has no vision tower" in why_no_eyes(reads, vision, ARGUMENTS)

@@ -203,7 +203,7 @@ def found(messages: Sequence[Message]) -> list[Brought]:
     out = []
     for i, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
-        if isinstance(content, str) or not isinstance(content, Sequence):
+        if isinstance(content, str | bytes | bytearray) or not isinstance(content, Sequence):
             continue
         for k, part in enumerate(content):
             name = part.get("type") if isinstance(part, Mapping) else None
@@ -286,6 +286,10 @@ def _from_url(url: str, most: int) -> bytes:
     )
 
 
+def _open_now(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))  # a pipe may never have a writer
+
+
 def _from_file(path: os.PathLike[Any], most: int) -> bytes:
     """Read a file that is not too long.
 
@@ -294,8 +298,7 @@ def _from_file(path: os.PathLike[Any], most: int) -> bytes:
     """
     shown = cut(repr(os.fspath(path)), 200)
     try:
-        # Without waiting: a pipe may never have a writer.
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+        with open(path, "rb", opener=_open_now) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise MediaError(f"{shown} is no regular file")

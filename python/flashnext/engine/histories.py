@@ -10,7 +10,6 @@ from weakref import WeakSet
 
 import numpy as np
 
-from flashnext.engine.chat_media import found
 from flashnext.engine.core import Tokens
 from flashnext.engine.frame import Frame
 from flashnext.engine.helper import Helper
@@ -70,12 +69,21 @@ class Histories:
     def add(
         self,
         messages: Sequence[Mapping[str, Any]],
+        media: Sequence[Media],
         tools: Sequence[Mapping[str, Any]] | None,
         options: TemplateOptions | None,
         said: Said,
     ) -> None:
-        """Render a chat with its reply appended, soon."""
-        shown = _Shown([one.value for one in found(messages)])
+        """Render a chat with its reply appended, soon.
+
+        Args:
+            messages: The chat.
+            media: What it shows, in order.
+            tools: Its tools.
+            options: Of the template.
+            said: The reply.
+        """
+        shown = _Shown(media)
         with self._lock:
             if shown.media and self._bytes(shown) > MOST_MEDIA_BYTES:
                 return

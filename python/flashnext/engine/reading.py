@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from flashnext.engine.histories import Histories
 from flashnext.engine.many import is_chat
 from flashnext.engine.marks import Place, places
 from flashnext.engine.reply import Chat, Said
+from flashnext.media import Media
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
@@ -107,7 +108,7 @@ class Reader:
         """
         if isinstance(prompt, ReadPrompt):
             return prompt
-        media: Sequence[Any] = ()
+        media: Sequence[Media] = ()
         see: See | None = None
         if isinstance(prompt, MediaPrompt):
             media, see, prompt = prompt.media, prompt.see, prompt.token_ids
@@ -127,9 +128,10 @@ class Reader:
             if not rendered.token_ids:
                 raise InvalidField("messages", "the chat template makes nothing of them")
             ids, chat, turns = rendered.token_ids, Chat(rendered.in_thinking, tools), rendered.turns
-            media = rendered.media
+            media = cast(Sequence[Media], rendered.media)
             if self._histories is not None:
-                history = partial(self._histories.add, list(prompt), tools, options)  # type: ignore[arg-type]
+                messages: list[Any] = list(prompt)
+                history = partial(self._histories.add, messages, media, tools, options)
         else:
             ids = self._check_ids(prompt)  # type: ignore[arg-type]
         if chat is None and (tools or options):
