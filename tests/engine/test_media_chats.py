@@ -32,7 +32,7 @@ from flashnext.media.prepare import prepare
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import TemplateOptions
 from PIL import Image
-from support.media_files import encoded
+from support.media_files import encoded, moving, video_file
 from support.pages import pages_came_back
 from support.seen import GOLDEN, TINY, golden_parts, prepared, see
 
@@ -146,6 +146,20 @@ def test_a_picture_is_the_same_however_it_is_brought(engine: Engine, plain: Engi
     assert len({one.result().token_ids for one in replies}) == 1
     assert sum(ASKED.values()) <= len(ways) and set(ASKED) == {media.key}
     ask(engine, plain, [user(ways[0], "What is it?")])
+
+
+def test_a_video_is_the_same_however_it_is_brought(engine: Engine, plain: Engine, tmp_path: Path) -> None:
+    pytest.importorskip("av", reason="needs the extra `video`")
+    data = video_file(moving(8, 40, 48))
+    path = tmp_path / "moving.mp4"
+    path.write_bytes(data)
+    ways: list[Any] = [
+        *({"type": "video", "video": value} for value in (path, data, VideoPart(data))),
+        {"type": "video_url", "video_url": {"url": url(data)}},
+    ]
+    replies = [ask(engine, plain, [user(way, "Where does the shape move?")]) for way in ways]
+    assert all(reply == replies[0] for reply in replies)
+    assert len(ASKED) == 1
 
 
 def test_detail_beside_a_picture_counts_before_its_own(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import pytest
@@ -365,3 +366,48 @@ def test_a_history_with_media_is_what_every_next_prompt_begins_with(template: Ch
         assert template.render([*chat, more]).token_ids[: len(history)] == history
     shown = sum(shown.n_tokens for shown in (CAT, film("f")))
     assert len(history) > shown + 20
+
+
+def shared_tokens(
+    renderer: ChatTemplate, options: TemplateOptions, ids: list[int], other: list[dict[str, Any]]
+) -> int:
+    return agree(ids, renderer.render(other, None, options).token_ids)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_no_cut_of_a_random_chat_with_media_lies_behind_what_prompts_share(
+    seed: int, template: ChatTemplate, strict_template: ChatTemplate
+) -> None:
+    rng = random.Random(seed)
+    words = ("0", "1", "", " a", "word " * 500, "<|image_pad|>")
+    pictures = [CAT, DOG, Shown("big", 900), Shown("small", 1)]
+
+    def turn(role: str) -> dict[str, Any]:
+        if role == "assistant":
+            call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+            return REPLY | {"tool_calls": [call]} if rng.random() < 0.3 else dict(REPLY)
+        pieces: list[str | Shown] = [rng.choice(words) for _ in range(rng.randint(0, 2))]
+        pieces += rng.sample(pictures, rng.randint(0, 2))
+        rng.shuffle(pieces)
+        return user(*pieces, role=role)
+
+    for _ in range(6):
+        options = TemplateOptions(preserve_thinking=rng.random() < 0.5, add_vision_id=rng.random() < 0.5)
+        chat = [
+            user("begin", CAT),
+            *(turn(rng.choice(("user", "assistant", "tool"))) for _ in range(rng.randint(1, 9))),
+        ]
+        for renderer in (template, strict_template):
+            prompt = renderer.render(chat, None, options, turns=True)
+            turns = prompt.turns
+            assert turns is not None
+
+            shared = partial(shared_tokens, renderer, options, prompt.token_ids)
+            newest = max(i for i, message in enumerate(chat) if message["role"] == "user")
+            where = f"seed {seed}: {chat}"
+            for more in (user("0"), user("1"), user(CAT), user(Shown("new", 4), "0")):
+                assert turns.system <= shared([more]), where
+                assert turns.newest <= shared([*chat[:newest], more]), where
+                assert turns.next_turn <= shared([*chat, REPLY, more]), where
+            ends = {shared(chat[:k]) for k in range(1, len(chat))}
+            assert all(not n or any(n <= end for end in ends) for n in turns.messages), where
