@@ -12,7 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -146,6 +146,10 @@ def test_a_picture_is_the_same_however_it_is_brought(engine: Engine, plain: Engi
     assert len({one.result().token_ids for one in replies}) == 1
     assert sum(ASKED.values()) <= len(ways) and set(ASKED) == {media.key}
     ask(engine, plain, [user(ways[0], "What is it?")])
+    chat = user(ways[0], "What is it?")
+    frozen = [MappingProxyType({**chat, "content": tuple(map(MappingProxyType, chat["content"]))})]
+    for messages in (frozen, tuple(frozen)):
+        assert asyncio.run(engine.read_async(messages)).token_ids == list(replies[0].prompt_ids)
 
 
 def test_a_video_is_the_same_however_it_is_brought(engine: Engine, plain: Engine, tmp_path: Path) -> None:
