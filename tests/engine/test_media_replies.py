@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 from flashnext.engine.core import Floats
-from flashnext.engine.engine import Engine, PromptLike
+from flashnext.engine.engine import Engine
 from flashnext.engine.events import Reply
 from flashnext.engine.frame import MediaPrompt
+from flashnext.engine.reading import PromptLike
 from flashnext.engine.sampling import Sampling
 from flashnext.errors import InvalidArgument
 from flashnext.media import Media

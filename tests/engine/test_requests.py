@@ -185,13 +185,13 @@ def test_no_item_is_lost_between_threads() -> None:
 def test_only_what_is_soon_read_is_read_by_the_event_loop(
     prompt: Any, inside: bool, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, threads = engine._read_prompt, []
+    read, threads = engine._reader.read_prepared, []
 
     def watched(*args: Any) -> Any:
         threads.append(threading.current_thread())
         return read(*args)
 
-    monkeypatch.setattr(engine, "_read_prompt", watched)
+    monkeypatch.setattr(engine._reader, "read_prepared", watched)
     asyncio.run(engine.read_async(prompt))
     assert [thread is threading.current_thread() for thread in threads] == [inside]
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 from typing import Any
 
 import pytest
-from flashnext.media import ImagePart, Limits, MediaError, Part, Preprocessor, Rules, pool
+from flashnext.media import ImagePart, Limits, MediaError, Part, PoolClosed, Preprocessor, Rules, pool
 from flashnext.media.prepare import prepare
 from PIL import Image
 from support.media_files import encoded
@@ -121,3 +123,64 @@ def test_the_event_loop_goes_on_meanwhile(monkeypatch: pytest.MonkeyPatch) -> No
 
     assert asyncio.run(both()) == 1
     made.close()
+
+
+def test_what_has_been_prepared_is_taken_as_it_is_and_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Preprocessor(Rules(), Limits(max_images=3))
+    (first,) = made.prepare(PICTURES[:1])
+    gate = Gate(monkeypatch)
+    gate.open.set()
+    again = made.prepare([PICTURES[1], first, PICTURES[2]])
+    assert again[1] is first and gate.calls == 2
+    with pytest.raises(MediaError, match="the request has 4 images; at most 3 are allowed"):
+        made.prepare([first] * 4)
+    made.close()
+
+
+def test_closing_ends_those_who_wait_for_what_was_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    made = Preprocessor(Rules(), Limits(), workers=1)
+    raised: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            made.prepare(PICTURES[:2])
+        except PoolClosed as error:
+            raised.append(error)
+
+    async def wait_async() -> None:
+        with pytest.raises(PoolClosed):
+            await made.prepare_async(PICTURES[:2])
+
+    async def both() -> None:
+        task = asyncio.create_task(wait_async())
+        await asyncio.sleep(0)
+        made.close()
+        await task
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    assert gate.entered.acquire(timeout=WAIT_S)
+    asyncio.run(both())
+    gate.open.set()
+    waiting.join(WAIT_S)
+    assert len(raised) == 1 and gate.calls == 1
+    with pytest.raises(PoolClosed):
+        made.prepare(PICTURES[:1])
+
+
+def test_a_process_ends_while_media_are_being_decoded() -> None:
+    code = """
+import threading
+from flashnext.media import ImagePart, Limits, Preprocessor, Rules, pool
+entered = threading.Event()
+def forever(*_):
+    entered.set()
+    threading.Event().wait()
+pool.prepare = forever
+made = Preprocessor(Rules(), Limits())
+threading.Thread(target=made.prepare, args=([ImagePart(b"")] * 3,), daemon=True).start()
+entered.wait()
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=WAIT_S, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")

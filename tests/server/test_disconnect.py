@@ -196,8 +196,8 @@ def test_who_comes_when_too_many_grammars_wait_is_told_when_to_come_again(
 def test_a_client_that_leaves_while_its_prompt_is_rendered_is_noticed(
     stream: bool, watched: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocked = Blocked(watched.engine._read_prompt)
-    monkeypatch.setattr(watched.engine, "_read_prompt", blocked)
+    blocked = Blocked(watched.engine._reader.read_prepared)
+    monkeypatch.setattr(watched.engine._reader, "read_prepared", blocked)
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     body = {"messages": SUM, "tools": [tool], "stream": stream}  # with tools another thread renders it
     require_leaving_is_noticed(watched, blocked, "/v1/chat/completions", body)

@@ -65,21 +65,51 @@ def drawn(tokens: Tokens, starts: Iterable[tuple[int, Media]], pad: int, hidden:
     return tokens, Frame(tuple(shown), axes, lambda media: see_noise(media, hidden))
 
 
+def _part(part: dict[str, Any]) -> Part:
+    if part["type"] == "image":
+        return ImagePart((TINY / part["image"]).read_bytes())
+    return FramesPart(tuple((TINY / name).read_bytes() for name in part["video"]), part["fps"])
+
+
+def golden_parts(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a golden case, its files read."""
+    return [
+        message
+        if isinstance(message["content"], str)
+        else message
+        | {
+            "content": [
+                part if part["type"] == "text" else {"type": part["type"], part["type"]: _part(part)}
+                for part in message["content"]
+            ]
+        }
+        for message in case["messages"]
+    ]
+
+
 def prepared(case: dict[str, Any]) -> list[Media]:
     """The media of a golden case."""
-    parts: list[Part] = []
-    for message in case["messages"]:
-        for part in message["content"]:
-            if isinstance(part, dict) and part["type"] == "image":
-                parts.append(ImagePart((TINY / part["image"]).read_bytes()))
-            elif isinstance(part, dict) and part["type"] == "video":
-                frames = tuple((TINY / name).read_bytes() for name in part["video"])
-                parts.append(FramesPart(frames, part["fps"]))
+    messages = golden_parts(case)
+    contents = [message["content"] for message in messages if not isinstance(message["content"], str)]
+    parts = [part[part["type"]] for content in contents for part in content if part["type"] != "text"]
     pool = Preprocessor(read_rules(TINY / "hf"), Limits())
     try:
         return pool.prepare(parts)
     finally:
         pool.close()
+
+
+def golden_messages(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """The messages of a golden case, its media prepared."""
+    made = iter(prepared(case))
+    messages = golden_parts(case)
+    for message in messages:
+        if not isinstance(message["content"], str):
+            message["content"] = [
+                part if part["type"] == "text" else {"type": part["type"], part["type"]: next(made)}
+                for part in message["content"]
+            ]
+    return messages
 
 
 @cache

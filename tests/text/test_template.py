@@ -246,7 +246,7 @@ def test_a_template_whose_control_tokens_would_get_lost_is_refused_at_load(token
         ([user(["x"])], "messages[0].content[0]"),
         ([user([{"type": "text"}])], "messages[0].content[0]"),
         ([user([{"type": "text", "text": None}])], "messages[0].content[0]"),
-        ([user([{"type": "image_url", "image_url": {"url": "data:"}}])], "messages[0].content[0].type"),
+        ([user([{"type": "image_url", "image_url": {"url": "data:"}}])], "messages[0].content[0]"),
         ([{"role": "assistant", "content": "x", "reasoning_content": 5}], "messages[0].reasoning_content"),
         ([{"role": "assistant", "tool_calls": 5}], "messages[0].tool_calls"),
         ([{"role": "assistant", "tool_calls": [5]}], "messages[0].tool_calls[0]"),

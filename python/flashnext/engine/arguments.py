@@ -83,5 +83,5 @@ def is_short(prompt: object, most_turns: int) -> bool:
     if len(prompt) > most_turns:
         return False
     # Reasoning, calls and parts of text may be long in many places.
-    values = [value for turn in prompt if isinstance(turn, dict) for value in turn.values()]
+    values = [value for turn in prompt if isinstance(turn, Mapping) for value in turn.values()]
     return all(isinstance(value, str) for value in values) and sum(map(len, values)) <= SHORT_CHARS

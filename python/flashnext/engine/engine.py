@@ -11,26 +11,24 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any
-
-import numpy as np
 
 from flashnext import _core
 from flashnext.checkpoint import Checkpoint, open_checkpoint
 from flashnext.checkpoint.config import PAGE_TOKENS
 from flashnext.checkpoint.folder import find_file, open_folder
 from flashnext.checkpoint.identity import identity
-from flashnext.engine.arguments import SHORT_TURNS, is_number, is_short, size_bytes, spill_limit_bytes
+from flashnext.engine.arguments import is_number, size_bytes, spill_limit_bytes
 from flashnext.engine.caching import Caching
-from flashnext.engine.core import CoreOptions, Tokens
+from flashnext.engine.chat_media import ChatMedia, Eyes
+from flashnext.engine.core import CoreOptions
 from flashnext.engine.defaults import DRAFTS, GAP_MS, MAX_WINDOW, ROUND_ROWS, SAVE_S
 from flashnext.engine.errors import ContextExceeded, EngineClosed, MemoryShort
 from flashnext.engine.events import Counts, MemoryUse
-from flashnext.engine.frame import Frame, MediaPrompt
 from flashnext.engine.grammars import Grammars
 from flashnext.engine.guard import Guard, own_footprint, private_bytes
 from flashnext.engine.histories import Histories
@@ -40,9 +38,9 @@ from flashnext.engine.load import Loaded, load_model, open_device
 from flashnext.engine.loaded_core import LoadedCore
 from flashnext.engine.machine import ram_bytes
 from flashnext.engine.many import AHEAD, BatchItem, Outcome, answered, is_chat
-from flashnext.engine.marks import Place, places
 from flashnext.engine.plan import Machine, MemoryPlan, PlanSettings, make_plan, size
-from flashnext.engine.reply import Chat, ReplyText, Said, closing_ids
+from flashnext.engine.reading import PromptLike, Reader, ReadPrompt
+from flashnext.engine.reply import ReplyText, Said, closing_ids
 from flashnext.engine.request import AsyncRequest, Request
 from flashnext.engine.sampling import Defaults, Sampling
 from flashnext.engine.scheduler import Scheduler
@@ -53,6 +51,7 @@ from flashnext.engine.thread import EngineThread
 from flashnext.engine.wording import ARGUMENTS, Names
 from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.grammar import Compiled
+from flashnext.media import Limits
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
@@ -61,31 +60,6 @@ _EXIT_TIMEOUT_S = SAVE_S + 5.0
 SEED_BITS = 53  # of a seed that is drawn here: what every JSON reader keeps of a number
 _TEXT_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
-
-@dataclass(frozen=True)
-class ReadPrompt:
-    """A prompt as the model reads it; requests may share one.
-
-    Attributes:
-        token_ids: What the model reads.
-        tokens: (n,) int32, the same.
-        chat: What is known of the reply where it is the turn of a chat.
-        places: Where its marks lie.
-        history: Takes what a reply says and has the chat read on, in the background.
-        goes_on: Whether another prompt may begin with this one and its reply as it was drawn.
-        frame: What it shows beside text; None where that is nothing.
-    """
-
-    token_ids: list[int]
-    tokens: Tokens
-    chat: Chat | None = None
-    places: tuple[Place, ...] = ()
-    history: Callable[[Said], None] | None = None
-    goes_on: bool = True
-    frame: Frame | None = None
-
-
-PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | MediaPrompt | ReadPrompt
 
 BUNDLED = Path(__file__).parents[1] / "data" / "tiny-6bit"
 """The small trained checkpoint that travels with the package."""
@@ -130,6 +104,8 @@ class Engine:
         prefix_cache_gib: float | None = None,
         spill_dir: str | Path | None = None,
         spill_limit_gib: float | None = None,
+        vision: bool = True,
+        media_limits: Limits | None = None,
         planned: Callable[[MemoryPlan], None] = lambda plan: None,
         progress: Callable[[str], None] = lambda stage: None,
         random_bits: Callable[[int], int] = secrets.randbits,
@@ -162,6 +138,8 @@ class Engine:
                 cache, default what the plan finds.
             spill_dir: Folder for what the cache has no room for; default none. It keeps what prompts say.
             spill_limit_gib: Most that the files there take, in GiB, by default 32; only with a folder.
+            vision: Load the vision tower, where the checkpoint has one, for chats that show pictures.
+            media_limits: How much a chat may show, as `flashnext.media.Limits`; by default what these are.
             planned: Told the memory plan, before anything of it is allocated.
             progress: Told what is being loaded, stage by stage.
             random_bits: Where the seeds of requests without one come from.
@@ -175,9 +153,12 @@ class Engine:
         """
         if isinstance(drafts, bool) or not isinstance(drafts, int) or not 0 <= drafts < MAX_WINDOW:
             raise InvalidArgument(f"{names.name('drafts')} is {drafts!r}, expected 0 to {MAX_WINDOW - 1}")
-        for name, flag in (("lone", lone), ("serial_drafts", serial_drafts), ("prices", prices)):
+        flags = {"lone": lone, "serial_drafts": serial_drafts, "prices": prices, "vision": vision}
+        for name, flag in flags.items():
             if not isinstance(flag, bool):
                 raise InvalidArgument(f"{names.name(name)} is {flag!r}, expected True or False")
+        if media_limits is not None and not isinstance(media_limits, Limits):
+            raise InvalidArgument(f"media_limits is {media_limits!r}, expected flashnext.media.Limits")
         settings = PlanSettings(
             context=context,
             parallel=parallel,
@@ -202,6 +183,12 @@ class Engine:
         self._defaults = Defaults.from_folder(path)
         self.plan, checkpoint, opened = _plan(path, device, settings, draft_head=drafts > 0)
         planned(self.plan)
+        self._media = ChatMedia(
+            Path(path),
+            media_limits or Limits(),
+            (checkpoint.config.image_token, checkpoint.config.video_token),
+            why_no_eyes(checkpoint, vision, names),
+        )
         progress("weights")
         self._loaded = load_model(
             checkpoint,
@@ -241,14 +228,19 @@ class Engine:
         scheduler = Scheduler(core, self.parallel, gap_ms, caching=caching)
         thread = self._thread = EngineThread(scheduler)
         self._histories = Histories(
-            self.template, self.context, lambda warm: thread.call(lambda scheduler: scheduler.add_warm(warm))
+            self.template,
+            self.context,
+            self._media.frame,
+            lambda warm: thread.call(lambda scheduler: scheduler.add_warm(warm)),
+        )
+        self._reader = Reader(
+            self.tokenizer, self.template, self._media, self._histories if self._caches else None
         )
         if spill is not None:
             thread.call(lambda scheduler: caching.attach(spill, thread.nudge))
         # Also at exit: the thread must not be inside the core while the interpreter is taken down.
-        self._finalizer = weakref.finalize(
-            self, _close, self._thread, self._histories, self._grammars, self._process, _EXIT_TIMEOUT_S
-        )
+        self._closing = (self._thread, self._histories, self._grammars, self._media, self._process)
+        self._finalizer = weakref.finalize(self, _close, *self._closing, _EXIT_TIMEOUT_S)
 
     def _open_spill(
         self, checkpoint: Checkpoint, core: LoadedCore, folder: str | Path | None, limit_bytes: int
@@ -270,6 +262,15 @@ class Engine:
     def loaded(self) -> Loaded:
         """The loaded model: its checkpoint, device, sizes. For looking only; its thread owns it."""
         return self._loaded
+
+    @property
+    def eyes(self) -> Eyes | None:
+        """What looks at the pictures and videos of chats; None where such chats are refused."""
+        return self._media.eyes
+
+    @eyes.setter
+    def eyes(self, eyes: Eyes | None) -> None:
+        self._media.eyes = eyes
 
     @property
     def failure(self) -> Exception | None:
@@ -312,7 +313,7 @@ class Engine:
 
         Args:
             prompt: Plain text, token ids, the messages of a chat, token ids with media, or what `read_async`
-                made of one of them.
+                made of one of them. What messages show is decoded in threads, and waited for here.
                 Text and messages never give control tokens but those of the chat template. Only a chat's
                 reply is taken apart into thoughts, answer and calls.
             sampling: How to draw; by default as the checkpoint recommends.
@@ -341,7 +342,7 @@ class Engine:
         """Like `generate`, for those who want to cancel it or to wait for its whole result."""
         self._require_process()
         items: queue.SimpleQueue[Item] = queue.SimpleQueue()
-        read = self._read_prompt(prompt, tools, options)
+        read = self._reader.read(prompt, tools, options)
         sampling = sampling or Sampling()
         compiled = self._grammars.compile(sampling.grammar) if sampling.grammar else None
         job, seed = self._job(read, sampling, items.put, compiled)
@@ -399,7 +400,7 @@ class Engine:
         Raises:
             InvalidArgument: It cannot be read or is too long.
         """
-        ids = self._read_prompt(prompt, None, None).token_ids
+        ids = self._reader.read(prompt, None, None).token_ids
         if len(ids) > self.context:
             raise ContextExceeded("prompt", _too_long(len(ids), self.context))
         return ids
@@ -411,14 +412,12 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] | None = None,
         options: TemplateOptions | None = None,
     ) -> ReadPrompt:
-        """Read a prompt once for several requests; arguments and errors are those of `generate`."""
+        """Read a prompt once for several requests; arguments and errors are those of `generate`.
+
+        Where its task is cancelled, pictures and videos are left that have not been begun.
+        """
         self._require_process()
-        # A long chat takes a while to render and to tokenize, so the event loop does not do it itself; for a
-        # short one, half a millisecond, the way to another thread and back would take longer.
-        most_turns = SHORT_TURNS // 4 if self._caches else SHORT_TURNS
-        if isinstance(prompt, ReadPrompt) or (tools is None and is_short(prompt, most_turns)):
-            return self._read_prompt(prompt, tools, options)
-        return await asyncio.to_thread(self._read_prompt, prompt, tools, options)
+        return await self._reader.read_async(prompt, tools, options)
 
     async def generate_async(
         self,
@@ -447,7 +446,7 @@ class Engine:
         Returns:
             Whether the thread has ended within the time.
         """
-        return _close(self._thread, self._histories, self._grammars, self._process, timeout_s)
+        return _close(*self._closing, timeout_s)
 
     def __enter__(self) -> Engine:
         return self
@@ -509,7 +508,7 @@ class Engine:
             )
         for name, used in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
             for token_id in used:
-                self._check_id(name, token_id)
+                self._reader.check_id(name, token_id)
         seed = self._random_bits(SEED_BITS) if sampling.seed is None else sampling.seed % 2**64
         drawn = sampling.to_core(self._defaults, seed)
         drawn.check(self.tokenizer.n_tokens)
@@ -546,68 +545,15 @@ class Engine:
             job.said, job.ended_with = Said(), prompt.history
         return job, seed
 
-    def _read_prompt(
-        self, prompt: PromptLike, tools: Sequence[Mapping[str, Any]] | None, options: TemplateOptions | None
-    ) -> ReadPrompt:
-        if isinstance(prompt, ReadPrompt):
-            return prompt
-        media: MediaPrompt | None = None
-        if isinstance(prompt, MediaPrompt):
-            media, prompt = prompt, prompt.token_ids
-        if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes | bytearray):
-            raise InvalidField(
-                "prompt",
-                f"expected text, a list of token ids or a list of messages, found {type(prompt).__name__}",
-            )
-        if options is not None and not isinstance(options, TemplateOptions):
-            raise InvalidField("options", f"expected TemplateOptions, found {type(options).__name__}")
-        chat = turns = history = None
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        elif len(prompt) and isinstance(prompt[0], Mapping):
-            rendered = self.template.render(prompt, tools, options, turns=self._caches)  # type: ignore[arg-type]
-            if not rendered.token_ids:
-                raise InvalidField("messages", "the chat template makes nothing of them")
-            ids, chat, turns = rendered.token_ids, Chat(rendered.in_thinking, tools), rendered.turns
-            if self._caches:
-                history = partial(self._histories.add, list(prompt), tools, options)  # type: ignore[arg-type]
-        else:
-            ids = self._check_ids(prompt)  # type: ignore[arg-type]
-        if chat is None and (tools or options):
-            raise InvalidField("tools" if tools else "options", "only a prompt of messages can have them")
-        if not ids:
-            raise InvalidField("prompt", "expected at least one token, found none")
-        at = places(len(ids), turns) if self._caches else ()
-        # Behind a call, and that a reply may be where there are tools, its thoughts stay.
-        goes_on = turns is None or turns.goes_on or bool(tools)
-        tokens = np.asarray(ids, np.int32)
-        frame = None if media is None else self._frame(tokens, media)
-        return ReadPrompt(ids, tokens, chat, at, history, goes_on, frame)
 
-    def _frame(self, tokens: Tokens, prompt: MediaPrompt) -> Frame | None:
-        """Place the rows of a prompt that may show media."""
-        if not prompt.media:
-            return None
-        config = self._loaded.checkpoint.config
-        try:
-            return Frame.of(tokens, prompt.media, (config.image_token, config.video_token), prompt.see)
-        except InvalidArgument as error:
-            raise InvalidField("prompt", str(error)) from None
-
-    def _check_ids(self, ids: Sequence[int]) -> list[int]:
-        # Nearly always all of them are right, which is soon seen.
-        if set(map(type, ids)) == {int} and min(ids) >= 0 and max(ids) < self.tokenizer.n_tokens:
-            return list(ids)
-        return [self._check_id(f"prompt[{i}]", token_id) for i, token_id in enumerate(ids)]
-
-    def _check_id(self, field: str, token_id: Any) -> int:
-        whole = isinstance(token_id, int | np.integer) and not isinstance(token_id, bool)
-        if not whole or not 0 <= token_id < self.tokenizer.n_tokens:
-            raise InvalidField(
-                field,
-                f"expected a token id from 0 to {self.tokenizer.n_tokens - 1}, found {token_id!r}"[:200],
-            )
-        return int(token_id)
+def why_no_eyes(checkpoint: Checkpoint, vision: bool, names: Names) -> str:
+    """Say why a chat that shows something is refused, and what to do."""
+    if checkpoint.config.vision is None:
+        return "this checkpoint has no vision tower, so it reads text only; send text, or load one that has"
+    if not vision:
+        off = "--no-vision" if names.flags else "vision=False"
+        return f"pictures and videos are switched off; start without {off}, or send text"
+    return "the vision tower has not been loaded; send text"
 
 
 def _too_long(n: int, context: int) -> str:
@@ -650,6 +596,7 @@ def _close(
     thread: EngineThread,
     histories: Histories,
     grammars: Grammars,
+    media: ChatMedia,
     process: int,
     timeout_s: float | None,
 ) -> bool:
@@ -657,4 +604,5 @@ def _close(
         return True
     histories.close()
     grammars.close()
+    media.close()
     return thread.close(timeout_s)

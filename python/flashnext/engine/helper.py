@@ -71,6 +71,7 @@ class Helper:
                     return
                 work, self._busy = self._work.popleft(), True
             self._make(work)
+            del work  # nothing is kept while there is nothing to do
 
     def _make(self, call: Callable[[], object]) -> None:
         try:

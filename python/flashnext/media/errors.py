@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flashnext.errors import InvalidArgument
+from flashnext.errors import FlashnextError, InvalidArgument
 
 _MOST = 200
 
@@ -23,6 +23,13 @@ class MediaError(InvalidArgument):
     def at(self, part: int) -> MediaError:
         """Say which part of the request it is."""
         return MediaError(self.problem, part)
+
+
+class PoolClosed(FlashnextError):
+    """Nothing is prepared any more."""
+
+    def __init__(self) -> None:
+        super().__init__("media are prepared no more: their threads were closed")
 
 
 def complaint(error: BaseException) -> str:

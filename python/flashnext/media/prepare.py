@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from flashnext.media.errors import MediaError
 from flashnext.media.frames import Frames
@@ -17,19 +18,24 @@ from flashnext.media.sizes import Size, image_size, n_tokens
 from flashnext.media.video import read_video
 
 
-def check_counts(parts: Sequence[Part], limits: Limits) -> None:
+def check_counts(parts: Sequence[Part | Media], limits: Limits) -> None:
     """Look whether a request has too many pictures or videos.
 
     Raises:
         MediaError: It has, with the numbers and the first part too many.
     """
-    for most, what, kinds in (
-        (limits.max_images, "images", ImagePart),
-        (limits.max_videos, "videos", (VideoPart, FramesPart)),
-    ):
-        found = [i for i, part in enumerate(parts) if isinstance(part, kinds)]
+    kinds = [kind_of(part) for part in parts]
+    for most, what in ((limits.max_images, "image"), (limits.max_videos, "video")):
+        found = [i for i, kind in enumerate(kinds) if kind == what]
         if len(found) > most:
-            raise MediaError(f"the request has {len(found)} {what}; at most {most} are allowed", found[most])
+            raise MediaError(f"the request has {len(found)} {what}s; at most {most} are allowed", found[most])
+
+
+def kind_of(part: Part | Media) -> Literal["image", "video"]:
+    """Say whether it is a picture or a video."""
+    if isinstance(part, Media):
+        return part.kind
+    return "image" if isinstance(part, ImagePart) else "video"
 
 
 def prepare(part: Part, rules: Rules, limits: Limits) -> Media:

@@ -11,8 +11,9 @@ from typing import Any
 
 from starlette.requests import Request
 
-from flashnext.engine.engine import Engine, ReadPrompt
+from flashnext.engine.engine import Engine
 from flashnext.engine.events import Event
+from flashnext.engine.reading import ReadPrompt
 from flashnext.engine.request import AsyncRequest
 from flashnext.engine.sampling import Sampling, choice_seed
 from flashnext.server.answering import Running

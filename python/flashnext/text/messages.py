@@ -1,9 +1,10 @@
 """Messages and tools of a request in the one canonical form that the chat template is given.
 
-The rules: `developer` is `system`; text parts are joined; `content: null` is empty text; reasoning is read
-from `reasoning_content` or `reasoning`; tool arguments are an object, with each number in its own spelling;
-broken surrogates are mended (`clean_text`). A message keeps its place, whatever its role; the refusal of an
-assistant without content is its content. What a message says in another form is refused by name.
+The rules: `developer` is `system`; text parts are joined; between pictures and videos texts stay parts
+(`content.Content`); `content: null` is empty text; reasoning is read from `reasoning_content` or `reasoning`;
+tool arguments are an object, with each number in its own spelling; broken surrogates are mended
+(`clean_text`). A message keeps its place, whatever its role; the refusal of an assistant without content is
+its content. What a message says in another form is refused by name.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from typing import Any
 
 from flashnext.errors import InvalidArgument
 from flashnext.text.arguments import TOOL_NAME
+from flashnext.text.content import KINDS, Content
 from flashnext.text.jsontext import clean_text, clean_value, loads
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 _TOOL_NAME = re.compile(TOOL_NAME)
 _OTHER_FORMS = {
-    "audio": "this model reads text only; give its transcript as content",
+    "audio": "this model hears nothing; give its transcript as content",
     "function_call": "give tool_calls",
 }
-_MEDIA_PARTS = ("image", "image_url", "input_image", "video", "video_url", "input_audio", "audio", "file")
+_SHOWN_TO = ("user", "tool")
+"""Roles in whose messages pictures and videos can stand."""
+_UNREAD = ("image_url", "video_url")
 
 
 class InvalidField(InvalidArgument):
@@ -50,7 +54,7 @@ def canonical_messages(
     """Bring a chat into the form that the template sees.
 
     Returns:
-        One dictionary a message: `role`, `content` (text), and for the assistant `reasoning_content` (text)
+        One dictionary a message: `role`, `content`, and for the assistant `reasoning_content` (text)
         and `tool_calls` (a list of `{"type", "function": {"name", "arguments": object}}`) where it has them.
 
     Raises:
@@ -79,7 +83,7 @@ def _message(message: Any, field: str) -> dict[str, Any]:
         said = "refusal"
     out = {
         "role": "system" if role == "developer" else role,
-        "content": _content(message.get(said), f"{field}.{said}"),
+        "content": _content(message.get(said), f"{field}.{said}", role),
     }
     if role != "assistant":
         if message.get("tool_calls"):
@@ -102,25 +106,47 @@ def _message(message: Any, field: str) -> dict[str, Any]:
     return out
 
 
-def _content(content: Any, field: str) -> str:
+def _content(content: Any, field: str, role: str) -> Content:
     if content is None:
         return ""
     if isinstance(content, str):
         return clean_text(content)
     if not isinstance(content, Sequence):
         raise InvalidField(field, f"expected text or a list of parts, found {_kind(content)}")
-    texts: list[str] = []
+    runs: list[list[str] | dict[str, Any]] = [[]]  # texts next to each other, and what stands between
     for k, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in KINDS or kind in _UNREAD:
+            runs += [_medium(part, kind, f"{field}[{k}]", role), []]
+            continue
         text = part.get(kind) if isinstance(part, Mapping) and kind in ("text", "refusal") else None
-        if kind in _MEDIA_PARTS:
-            raise InvalidField(f"{field}[{k}].type", f"{kind!r} is not supported yet; only text is")
         if not isinstance(text, str):
             raise InvalidField(
                 f"{field}[{k}]", 'expected {"type": "text", "text": "..."}, found ' + _kind(part, kind)
             )
-        texts.append(text)
-    return clean_text("".join(texts))
+        run = runs[-1]
+        assert isinstance(run, list)
+        run.append(text)
+    if len(runs) == 1:
+        return clean_text("".join(runs[0]))
+    parts = [
+        {"type": "text", "text": clean_text("".join(run))} if isinstance(run, list) else run for run in runs
+    ]
+    return [part for part in parts if part["type"] != "text" or part["text"]]
+
+
+def _medium(part: Mapping[str, Any], kind: str, field: str, role: str) -> dict[str, Any]:
+    """Read a part that shows something."""
+    if role not in _SHOWN_TO:
+        raise InvalidField(
+            field,
+            f"a part of type {kind!r} can stand in messages of {' and '.join(_SHOWN_TO)}, not of {role}",
+        )
+    if not hasattr(part.get(kind), "spans"):
+        raise InvalidField(
+            field, f"the {kind.removesuffix('_url')} has not been prepared, which Engine does before this"
+        )
+    return {"type": kind, kind: part[kind]}
 
 
 def _tool_call(call: Any, field: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
@@ -12,10 +13,12 @@ from typing import Any
 import jinja2
 
 from flashnext.errors import CheckpointError, InvalidArgument
+from flashnext.text.content import KINDS, Medium, chat_media, texts
+from flashnext.text.media_names import MediaNames
 from flashnext.text.messages import InvalidField, canonical_messages, canonical_tools
 from flashnext.text.sandbox import TemplateEnvironment, TemplateRefusalError
 from flashnext.text.tokenizer import Tokenizer, read_tokenizer_config
-from flashnext.text.turns import Turns, find_turns, stable_tokens
+from flashnext.text.turns import Messages, Render, Turns, find_turns, stable_tokens
 from flashnext.text.written import Written
 
 RENDER_LIMIT_S = 10.0
@@ -76,15 +79,18 @@ class Prompt:
 
     Attributes:
         token_ids: What the model reads.
-        text: The same as text, for people; two different prompts may look alike in it.
+        text: The same as text, for people; two different prompts may look alike in it, and of pads next to
+            each other there is one.
         in_thinking: Whether the reply begins inside a `<think>` block.
         turns: Where it may be cut, if that was asked for.
+        media: The pictures and videos that it shows, in this order.
     """
 
     token_ids: list[int]
     text: str
     in_thinking: bool
     turns: Turns | None = None
+    media: tuple[Medium, ...] = ()
 
 
 class ChatTemplate:
@@ -92,7 +98,7 @@ class ChatTemplate:
 
     Control tokens come from the template's own text alone. Whatever a request brings (message text,
     reasoning, names, tool schemas, arguments and results) is ordinary text, also where it spells a control
-    token or completes half of one.
+    token or completes half of one. So pads, too, are pictures only where the template has written them.
 
     Attributes:
         source: The template's own text.
@@ -123,6 +129,7 @@ class ChatTemplate:
         self.source = source
         self._tokenizer = tokenizer
         self._environment = TemplateEnvironment(now, limit_s)
+        self._orders: dict[str, bool] = {}  # whether pictures, and videos, are written where they stand
         self._special_tokens = {name: Written.all_of(text) for name, text in (special_tokens or {}).items()}
         try:
             self._template = self._environment.from_string(source)
@@ -190,11 +197,13 @@ class ChatTemplate:
             InvalidArgument: The template refuses the chat, fails on it, or takes too long.
         """
         chat = canonical_messages(messages)
-        render = partial(self._render, tools=canonical_tools(tools), options=options or TemplateOptions())
+        names = MediaNames(self._tokenizer.control_ids)
+        render = self._renderer(chat, tools, options, names)
         text = render(chat)
-        ids, edges = self._tokenizer.encode_with_edges(text)
+        ids, edges = self._tokenizer.encode_with_edges(text, names.ids)
         found = find_turns(render, chat, text, edges) if turns else None
-        return Prompt(ids, text.plain(), self.ends_in_thinking(ids), found)
+        shown = names.told(text.plain())
+        return Prompt(ids, shown, self.ends_in_thinking(ids), found, tuple(chat_media(chat)))
 
     def history(
         self,
@@ -213,10 +222,62 @@ class ChatTemplate:
             InvalidArgument: As `render`.
         """
         chat = canonical_messages(messages)
-        render = partial(self._render, tools=canonical_tools(tools), options=options or TemplateOptions())
-        return stable_tokens(render, chat, self._tokenizer.encode_with_edges)
+        names = MediaNames(self._tokenizer.control_ids)
+        render = self._renderer(chat, tools, options, names)
+        return stable_tokens(render, chat, partial(self._tokenizer.encode_with_edges, named=names.ids))
 
-    def _render(self, messages: list[dict[str, Any]], tools: Any, options: TemplateOptions) -> Written:
+    def _renderer(
+        self,
+        chat: Messages,
+        tools: Sequence[Mapping[str, Any]] | None,
+        options: TemplateOptions | None,
+        names: MediaNames,
+    ) -> Render:
+        """Make what writes this chat and its parts, with their pictures and videos in their places."""
+        written = partial(self._render, tools=canonical_tools(tools), options=options or TemplateOptions())
+        kinds = {medium.kind for medium in chat_media(chat)}
+        if not kinds:
+            return written
+        for kind in kinds:
+            self._require_order(kind)
+
+        def render(messages: Messages) -> Written:
+            return names.fill(written(messages), chat_media(messages))
+
+        return render
+
+    def _require_order(self, kind: str) -> None:
+        """Try once whether pictures, or videos, are written where they stand; two look alike in a text.
+
+        Raises:
+            InvalidField: They are not.
+        """
+        if kind not in self._orders:
+            self._orders[kind] = self._keeps_order(kind)
+        if not self._orders[kind]:
+            raise InvalidField(
+                "messages",
+                f"this checkpoint's chat template does not write each {kind} where it stands in a message",
+            )
+
+    def _keeps_order(self, kind: str) -> bool:
+        words = [f"word{i}" for i in range(5)]
+        first, second = ([{"type": "text", "text": word} for word in part] for part in (words[:3], words[3:]))
+        shown = {"type": kind, kind: ""}
+        chat: Messages = [
+            {"role": "user", "content": [first[0], shown, first[1], shown, first[2]]},
+            {"role": "assistant", "content": "a"},
+            {"role": "user", "content": [shown, second[0], second[1]]},
+        ]
+        try:
+            text = self._render(chat, tools=None, options=TemplateOptions())
+        except InvalidArgument:
+            return False
+        pad = f"<|{kind}_pad|>"
+        expected = [words[0], pad, words[1], pad, words[2], pad, words[3], words[4]]
+        return re.findall("|".join(map(re.escape, [*words, pad])), text.plain()) == expected
+
+    def _render(self, messages: Messages, tools: Any, options: TemplateOptions) -> Written:
         try:
             return self._run(messages, tools, options)
         except TemplateRefusalError as e:
@@ -231,14 +292,18 @@ class ChatTemplate:
                 refusal = e
         raise InvalidField("messages", f"the chat template refuses them: {refusal.message}")
 
-    def _run(self, messages: list[dict[str, Any]], tools: Any, options: TemplateOptions) -> Written:
+    def _run(self, messages: Messages, tools: Any, options: TemplateOptions) -> Written:
         given = {
             f.name: getattr(options, f.name) for f in fields(options) if getattr(options, f.name) is not None
         }
         self._environment.start_rendering()
         try:
             text = self._template.render(
-                self._special_tokens, messages=messages, tools=tools, add_generation_prompt=True, **given
+                self._special_tokens,
+                messages=[_for_template(message) for message in messages],
+                tools=tools,
+                add_generation_prompt=True,
+                **given,
             )
         except (TemplateRefusalError, InvalidArgument):
             raise
@@ -250,7 +315,7 @@ class ChatTemplate:
 
     def _run_repaired(
         self,
-        messages: list[dict[str, Any]],
+        messages: Messages,
         late: list[int],
         stand_in: bool,
         tools: Any,
@@ -262,7 +327,7 @@ class ChatTemplate:
         The turn that stands in for a question comes after a first system message, and is cut out again.
         """
         mark = "turn"
-        while any(mark in m["content"] for m in messages):
+        while any(mark in text for m in messages for text in texts(m["content"])):
             mark += "+"
         turns = list(messages)
         marked: dict[
@@ -314,3 +379,13 @@ class ChatTemplate:
                         "chat template: it builds control tokens by operations that are not followed, "
                         "so they could not be told from text of a request"
                     )
+
+
+def _for_template(message: dict[str, Any]) -> dict[str, Any]:
+    """Show the template which parts are pictures and videos, and nothing of what they are."""
+    if isinstance(message["content"], str):
+        return message
+    parts = [
+        {"type": kind, kind: kind} if (kind := part["type"]) in KINDS else part for part in message["content"]
+    ]
+    return message | {"content": parts}

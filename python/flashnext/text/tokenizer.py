@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -141,12 +141,19 @@ class Tokenizer:
         """Token ids of a rendered template, control tokens where its own characters spell one."""
         return self.encode_with_edges(text)[0]
 
-    def encode_with_edges(self, text: Written) -> tuple[list[int], list[Edge]]:
+    def encode_with_edges(
+        self, text: Written, named: Mapping[str, Sequence[int]] | None = None
+    ) -> tuple[list[int], list[Edge]]:
         """Do the same, and say where control tokens end.
 
         What stands between two of them is tokenized by itself, so texts that agree up to such an end have the
         same ids up to there, whatever follows.
+
+        Args:
+            text: A rendered template.
+            named: Ids of texts that are names of something else, where they stand between two of them.
         """
+        named = named or {}
         ids: list[int] = []
         edges: list[Edge] = []
         plain = text.plain()
@@ -154,7 +161,8 @@ class Tokenizer:
         for start, end in text.spans:
             for match in self._control_pattern.finditer(plain, start, end):
                 if match.start() > at:
-                    ids += self.encode(plain[at : match.start()])
+                    piece = plain[at : match.start()]
+                    ids += named[piece] if piece in named else self.encode(piece)
                 ids.append(self.control_ids[match.group()])
                 at = match.end()
                 edges.append(Edge(at, len(ids)))

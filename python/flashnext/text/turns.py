@@ -2,7 +2,8 @@
 
 A template may write earlier messages in another way once others follow (thoughts are dropped), so the end of
 a message in one prompt need not be in the next. What two texts have in common is cut back to the end of a
-control token, up to which they then have the same token ids.
+control token, up to which they then have the same token ids. A picture or a video has a name of its own in
+them (`media_names`), so that different ones make different texts.
 
 Of a chat of many messages the newest ones are rendered alone, under the system prompt and the question that
 they are to answer, and what is found there counts where the whole prompt ends with the same text. Where a
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flashnext.errors import InvalidArgument
+from flashnext.text import content
 from flashnext.text.tokenizer import Edge
 from flashnext.text.written import Written
 
@@ -201,7 +203,7 @@ def _ends(messages: Messages, oldest: int, most: int) -> list[int]:
     for k in range(len(messages) - 1, oldest, -1):
         if len(ends) == most:
             break
-        n_chars += len(messages[k]["content"]) + len(messages[k].get("reasoning_content", ""))
+        n_chars += content.size(messages[k]["content"]) + len(messages[k].get("reasoning_content", ""))
         if n_chars >= APART_CHARS:
             ends.append(k)
             n_chars = 0
@@ -215,5 +217,5 @@ def _tokens(edges: Sequence[Edge], n_chars: int) -> int:
 
 def _other_user(messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Make a turn of the user that begins in another way than what follows."""
-    said = messages[0]["content"].lstrip() if messages else ""
+    said = content.opening(messages[0]["content"]).lstrip() if messages else ""
     return {"role": "user", "content": "1" if said.startswith("0") else "0"}
