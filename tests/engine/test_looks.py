@@ -1,4 +1,4 @@
-"""What prompts show is looked at beside the rounds of others, once, together, and only for who still wants it."""
+"""What prompts show is looked at beside the rounds of others, once, together, and while somebody wants it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_who_cannot_be_seen_takes_nobody_with_it() -> None:
 
 def test_a_picture_without_room_is_refused_with_the_numbers() -> None:
     sees = eyes(FakeTower(20))
-    with pytest.raises(InvalidArgument, match="a picture of 6 tokens cannot be seen.*room for 5"):
+    with pytest.raises(InvalidArgument, match=r"a picture of 6 tokens cannot be seen.*room for 5"):
         sees.see(A)
     assert len(sees.see(FILM)) == 12  # by its slices
     with pytest.raises(InvalidArgument, match="frames of 6 tokens"):

@@ -82,7 +82,7 @@ def tokens_of(pieces: Sequence[Piece | Sequence[int]]) -> tuple[list[int], list[
 
 
 ROOM = [0]
-"""Tokens that are looked at ahead, by a thread; 0 for the engine's own thread as rows are about to be read."""
+"""Tokens that are looked at ahead, by a thread; 0: by the engine's own, as rows are about to be read."""
 
 
 @pytest.fixture(autouse=True, params=[0, 1, 10, 1000])
