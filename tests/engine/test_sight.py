@@ -83,7 +83,7 @@ def test_whatever_comes_and_leaves_replies_are_those_of_the_cold_engine(
     """Families that begin alike, pictures beside text, cancelled ones, few pages, restarts from disk."""
     rng = random.Random(seed)
     pieces: list[Media | str] = [*PICTURES, FILM, "Well. ", "And then? ", TOLD, "No, the other one. "]
-    settings = {
+    settings: dict[str, Any] = {
         "parallel": rng.choice([1, 3, 4]), "drafts": rng.choice([0, 3]), "context": rng.choice([512, 640]),
         "prefix_cache_gib": rng.choice([0.0, 0.005, 0.05]), "round_rows": rng.choice([8, 32]),
     }  # fmt: skip
