@@ -34,7 +34,9 @@ from flashnext.engine.load import load_model, open_device
 from flashnext.engine.machine import ram_bytes
 from flashnext.engine.plan import Machine, PlanSettings, make_plan
 from flashnext.engine.sampling import Sampling
-from flashnext.engine.sizes import WORKER_BYTES, weight_sizes
+from flashnext.engine.sizes import WORKER_BYTES, vision_room, weight_sizes
+from flashnext.media import Limits, read_rules
+from flashnext.media.sizes import most_tokens
 
 SETTINGS: Sequence[Mapping[str, Any]] = (
     {"context": 2048, "parallel": 1, "drafts": 0},
@@ -70,12 +72,12 @@ def populate(start: int, end: int, advice: int) -> None:
         raise OSError(ctypes.get_errno(), f"madvise({advice}) over {end - start} bytes")
 
 
-def populate_weights(checkpoint: Checkpoint, draft_head: bool) -> None:
+def populate_weights(checkpoint: Checkpoint, draft_head: bool, vision: bool) -> None:
     """Make resident what is mapped of the tensors that are used."""
-    unused = ("visual.",) if draft_head else ("visual.", "mtp.")
+    unused = (*(() if vision else ("visual.",)), *(() if draft_head else ("mtp.",)))
     mapped = {name: start for start, _, _, name in mappings() if name.endswith(".safetensors")}
     for name, view in checkpoint.tensors.items():
-        if not name.startswith(unused):
+        if not (unused and name.startswith(unused)):
             start = mapped[str(checkpoint.files[view.file])] + view.offset
             end = start + max(view.nbytes, view.batch_stride * (view.shape or (0,))[0])
             populate(start // mmap.PAGESIZE * mmap.PAGESIZE, end, _POPULATE_READ)
@@ -99,18 +101,23 @@ def populate_new(before: Sequence[tuple[int, int]]) -> None:
 def measure_model(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]:
     """Load, fill and make resident; returns bytes, planned and found."""
     given = {"ngram_table": "resident"} | dict(settings)  # all of it is made resident below
-    draft_head = given.pop("drafts", 0) > 0
+    draft_head, vision = given.pop("drafts", 0) > 0, given.pop("vision", False)
     checkpoint, device = open_checkpoint(folder), open_device()
     config = checkpoint.config if draft_head else replace(checkpoint.config, n_mtp_layers=0)
     weights = weight_sizes(config, checkpoint.tensors, device.limits.tensor_alignment)
     machine = Machine(ram_bytes(), device.limits.working_set_bytes, device.limits.workers)
-    plan = make_plan(config, weights, PlanSettings(**given), machine)
+    room = None
+    if vision:
+        most = most_tokens(read_rules(folder), Limits())
+        room = vision_room(config, checkpoint.tensors, most, device.limits.tensor_alignment)
+    plan = make_plan(config, weights, PlanSettings(vision=room, **given), machine)
     populate_new([])  # what there is already, workers' memory and stacks of threads among it
     before = [(start, end) for start, end, *_ in mappings()]
     resident = status_bytes("VmRSS")
     loaded = load_model(
         checkpoint, device=device, dtype=given.get("dtype", "bfloat16"), context=plan.context,
         draft_head=draft_head, max_chunk=given.get("max_chunk", 512),
+        max_patches=0 if room is None else room.max_patches,
     )  # fmt: skip
     sessions = [_core.Session(loaded.model, loaded.pool) for _ in range(plan.n_sessions)]
     runner = _core.Runner(loaded.model)
@@ -122,7 +129,7 @@ def measure_model(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]:
     for at in range(0, len(tokens), runner.max_chunk):
         part = tokens[at : at + runner.max_chunk]
         runner.prompt(sessions[0], part, last=at + len(part) == len(tokens), sampling=penalized)
-    populate_weights(checkpoint, draft_head)
+    populate_weights(checkpoint, draft_head, vision)
     populate_new(before)
     return {
         "planned": plan.model_bytes - device.limits.workers * WORKER_BYTES,
@@ -139,7 +146,9 @@ def measure_process(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]
     settings = {"ngram_table": "resident"} | dict(settings)
     # Prompts are read before any reply goes on.
     with Engine(folder, **settings, gap_ms=1e6, prefix_cache_gib=0) as engine:
-        populate_weights(engine.loaded.checkpoint, settings.get("drafts", 0) > 0)
+        populate_weights(
+            engine.loaded.checkpoint, settings.get("drafts", 0) > 0, engine.loaded.tower is not None
+        )
         share = engine.context // engine.parallel
         sampling = Sampling(temperature=0, max_tokens=share // 2, ignore_eos=True, presence_penalty=1.0)
         rng = np.random.default_rng(0)

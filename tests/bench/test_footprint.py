@@ -28,10 +28,11 @@ LARGE: dict[str, Any] = {
         ("bundled", {"drafts": 1}),
         ("bundled", {"context": 5000, "parallel": 3, "dtype": "float32"}),
         ("bundled", {"context": 1000, "max_chunk": 2000}),
+        ("bundled", {"context": 2048, "vision": True}),
         ("hf", {"context": 300, "parallel": 1, "drafts": 1}),
         ("mlx", {"context": 2048, "parallel": 32}),
     ],
-    ids=["window", "float32", "chunk", "hf", "mlx"],
+    ids=["window", "float32", "chunk", "vision", "hf", "mlx"],
 )
 def test_what_a_model_takes_is_what_was_planned(
     tmp_path: Path, checkpoint: str, settings: dict[str, Any]

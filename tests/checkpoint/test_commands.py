@@ -13,6 +13,7 @@ import pytest
 from flashnext import cli, commands
 from flashnext.checkpoint import open_checkpoint
 from flashnext.engine.engine import Engine
+from flashnext.media import Limits
 from support.published import PUBLISHED
 
 TESTS = Path(__file__).parents[1]
@@ -79,6 +80,11 @@ def test_plan_needs_nothing_but_a_config(tmp_path: Path, capsys: pytest.CaptureF
         ("--drafts 2 --parallel 3 --dtype float32", {"drafts": 2, "parallel": 3, "dtype": "float32"}),
         ("--context 777 --load-limit 1", {"context": 777, "load_limit_gib": 1}),
         ("--round-rows 64", {"round_rows": 64}),
+        ("--no-vision", {"vision": False}),
+        (
+            "--vision-image-tokens 150 --vision-video-tokens 120",
+            {"media_limits": Limits(image_tokens=150, video_tokens=120)},
+        ),
     ],
 )
 def test_plan_is_the_one_that_the_engine_makes(

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flashnext.engine.core import Floats
 from flashnext.engine.frame import Frame, media_keys
+from flashnext.engine.looks import Looks
 from flashnext.engine.marks import Kind, Place
 from flashnext.engine.radix import row_keys
 from flashnext.engine.warm import WarmPass
@@ -80,11 +81,21 @@ def tokens_of(pieces: Sequence[Piece | Sequence[int]]) -> tuple[list[int], list[
     return ids, media, seen
 
 
+ROOM = [0]
+"""Tokens that are looked at ahead, by a thread; 0: by the engine's own, as rows are about to be read."""
+
+
+@pytest.fixture(autouse=True, params=[0, 1, 10, 1000])
+def room(request: pytest.FixtureRequest) -> int:
+    ROOM[:] = [request.param]
+    return ROOM[0]
+
+
 class Sight(Bench):
     """The bench with prompts that show media."""
 
     def __init__(self, **more: Any) -> None:
-        super().__init__(**more)
+        super().__init__(looks=Looks(None, ROOM[0]) if ROOM[0] else None, **more)
         self.eye = Eye()
 
     def frame(self, *pieces: Any) -> tuple[list[int], Frame, list[int]]:
@@ -256,7 +267,8 @@ def test_a_preempted_reply_goes_on_behind_its_media(equal: bool) -> None:
     begun = [bench.begin(TEXT, image, TEXT, max_tokens=30) for image in (A, B, FILM)]
     run(bench.scheduler, 100_000)
     assert [told(client, seen) for client, seen in begun] == [0, 0, 0]
-    assert bench.scheduler.counts.preempted > 0
+    # Those who wait for what they show need not come into each other's way.
+    assert bench.scheduler.counts.preempted > 0 or ROOM[0]
 
 
 def test_the_end_of_a_reply_is_named_by_what_its_prompt_shows() -> None:

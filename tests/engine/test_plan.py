@@ -15,9 +15,11 @@ from flashnext.checkpoint.expected import converted, expected_tensors
 from flashnext.engine.machine import ram_bytes
 from flashnext.engine.plan import GIB, Machine, MemoryPlan, PlanSettings, make_plan
 from flashnext.engine.plan_text import differences, explain, plan_table
-from flashnext.engine.sizes import WeightSizes, weight_sizes
+from flashnext.engine.sizes import WeightSizes, vision_room, weight_sizes
 from flashnext.engine.wording import ARGUMENTS, FLAGS
 from flashnext.errors import InvalidArgument, OutOfMemory
+from flashnext.media import Limits, Rules
+from flashnext.media.sizes import most_tokens
 from support.published import PUBLISHED
 
 CONFIG = replace(parse_config(PUBLISHED), n_mtp_layers=0)
@@ -517,3 +519,32 @@ def test_a_spill_directory_takes_a_margin_for_what_is_on_its_way() -> None:
     assert made.margin_bytes == without.margin_bytes + more
     small = plan(256, context=64, spill=True)
     assert small.margin_bytes == without.margin_bytes + 3 * small.snapshot_bytes + 2 * small.page_bytes
+
+
+# --- the vision tower
+
+ROOM = vision_room(CONFIG, expected_tensors(CONFIG, converted(CONFIG, 6, 32)), most_tokens(Rules(), Limits()))
+
+
+def test_the_vision_tower_counts_with_its_weights_scratch_and_features() -> None:
+    assert ROOM is not None
+    without, made = (plan(256, context=32_768, parallel=2, vision=room) for room in (None, ROOM))
+    assert without.features_bytes == without.tower_scratch_bytes == 0
+    assert ROOM.max_patches == 4 * 4096  # the default of an image
+    assert made.weights.total_bytes - without.weights.total_bytes == ROOM.weights.total_bytes
+    assert made.scratch_bytes - without.scratch_bytes == made.tower_scratch_bytes > 300 << 20
+    assert made.features_bytes == 3 * 12_288 * 2560 * 4  # of the largest video
+    more = ROOM.weights.total_bytes + made.tower_scratch_bytes + made.features_bytes
+    assert made.total_bytes == without.total_bytes + more
+    table = plan_table(made)
+    assert "vision tower" in table and "\nfeatures " in table
+    assert "vision tower" not in plan_table(without) and "\nfeatures " not in plan_table(without)
+    small = plan(256, context=2048, parallel=1, vision=ROOM)
+    assert small.features_bytes == 3 * 2048 * 2560 * 4  # no prompt shows more than its context
+
+
+def test_where_only_the_tower_is_too_much_the_refusal_names_it() -> None:
+    fits = needed(context=32_768, parallel=1)
+    with pytest.raises(OutOfMemory, match=r"features .*no vision tower \(--no-vision\)"):
+        plan(256, context=32_768, parallel=1, load_limit_bytes=fits, vision=ROOM)
+    assert plan(256, context=32_768, parallel=1, load_limit_bytes=fits).total_bytes == fits

@@ -1,7 +1,8 @@
 """Prompts that show pictures and videos: the golden cases give their tokens, and whatever runs beside them,
 cuts them, or lets them go on from a mark leaves what the cold, alone, undrafted reply leaves, bit for bit.
 
-Features are those of the reference tower, or noise that the media's keys give.
+Features are those of the checkpoint's own tower, a pass for each look, or noise that the media's keys give;
+in the golden cases those of the reference tower too.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from flashnext import _core
 from flashnext.engine.core import Tokens
+from flashnext.engine.eyes import Eyes
 from flashnext.engine.frame import Frame
 from flashnext.engine.load import load_model
 from flashnext.errors import InvalidArgument
@@ -25,6 +27,7 @@ from support.played import Left, Request, require_same
 from support.seen import GOLDEN, TINY, drawn, golden, noise, see_noise
 from support.states import Desk
 
+MOST_PATCHES = 4096
 GREEDY = _core.Sampling(temperature=0)
 
 
@@ -46,10 +49,16 @@ def begin(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_float32_replies_about_media_equal_those_of_transformers(path: str) -> None:
+@pytest.mark.parametrize("tower", ["reference", "own"])
+def test_float32_replies_about_media_equal_those_of_transformers(path: str, tower: str) -> None:
     engine = Engine(TINY / "hf", path, "float32", sequences=1, max_window=16)
     for case in GOLDEN.values():
         tokens, frame = golden(case)
+        if tower == "own":
+            vision = engine.loaded.checkpoint.config.vision
+            assert vision is not None
+            eyes = Eyes(_core.load_tower(engine.loaded.model, dict(vision), MOST_PATCHES), 0)
+            frame = replace(frame, see=eyes.see)
         session, reply = begin(engine, tokens, frame, 0)
         assert session.rotary_delta == frame.axes[-1, 0] + 1 - len(tokens) < 0
         while len(reply) < len(case["output_ids"]):
@@ -101,9 +110,10 @@ class Machine:
         return self.desk.reference.left(self.request(prompt, n))
 
 
-def _golden() -> tuple[list[Tokens], list[Frame | None]]:
+def _golden(eyes: Eyes) -> tuple[list[Tokens], list[Frame | None]]:
     names = ("image-3", "video-0-flat")
     (a, first), (b, second) = (golden(GOLDEN[name]) for name in names)
+    first, second = (replace(frame, see=eyes.see) for frame in (first, second))
     (media,) = {media.key: media for _, media in second.shown}.values()
     flipped = replace(media, key=bytes(reversed(media.key)))
     other = replace(
@@ -145,9 +155,15 @@ def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = TINY / "hf"
     if name != "trained":
         folder = RANDOM.write(tmp_path_factory.mktemp("media") / "checkpoint")
-    loaded = load_model(folder, device="cpu", path_name=path, dtype=dtype, context=512, sequences=6)
+    loaded = load_model(
+        folder, device="cpu", path_name=path, dtype=dtype, context=512, sequences=6, max_patches=MOST_PATCHES
+    )
     c = loaded.checkpoint.config
-    prompts, frames = _golden() if name == "trained" else _noise(c.vocab_size, c.hidden_size)
+    if name == "trained":
+        assert loaded.tower is not None
+        prompts, frames = _golden(Eyes(loaded.tower, 0))  # nothing is kept: each look is a pass
+    else:
+        prompts, frames = _noise(c.vocab_size, c.hidden_size)
     desk = Desk(loaded, prompts, frames)
     yield Machine(desk)
     assert desk.pool.free == desk.pool.total and desk.pool.block_bytes == 0

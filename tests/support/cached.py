@@ -7,6 +7,7 @@ from typing import Any
 
 from flashnext.engine.caching import Caching
 from flashnext.engine.guard import Guard
+from flashnext.engine.looks import Looks
 from flashnext.engine.marks import Kind, Place
 from flashnext.engine.prefix_cache import CacheOptions
 from flashnext.engine.scheduler import Scheduler
@@ -46,6 +47,7 @@ class Bench:
         least: int = 0,
         least_new: int = 1,
         least_parted: int = 10**6,
+        looks: Looks | None = None,
     ) -> None:
         self.core = core or FakeCore(counting, n_pages=n_pages, max_chunk=max_chunk)
         self.core.least_shared = least_shared
@@ -55,7 +57,9 @@ class Bench:
             page=PAGE, spacing=spacing, least=least, least_new=least_new, least_parted=least_parted
         )
         self.caching = Caching(self.core, limit, self.clock, options, guard)
-        self.scheduler = Scheduler(self.core, max_running, clock_s=self.clock, caching=self.caching)
+        self.scheduler = Scheduler(
+            self.core, max_running, clock_s=self.clock, caching=self.caching, looks=looks
+        )
 
     def add(self, prompt: Sequence[int], places: Sequence[int] = (), **more: Any) -> Client:
         at = tuple(Place(n, Kind.END) for n in places)

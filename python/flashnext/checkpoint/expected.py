@@ -70,7 +70,10 @@ def expected_tensors(config: ModelConfig, quantization: Quantization | None) -> 
         module = spec.name.removesuffix(".weight")
         affine = quantization.of(module) if quantization and spec.kind is Kind.MATRIX else None
         if affine is None or spec.shape[-1] % affine.group:
-            tensors[spec.name] = TensorView(0, 0, "BF16", spec.shape)
+            shape = spec.shape
+            if spec.kind is Kind.PATCH and quantization:  # MLX has the channels last
+                shape = (shape[0], *shape[2:], shape[1])
+            tensors[spec.name] = TensorView(0, 0, "BF16", shape)
             continue
         *rows, width = spec.shape
         tensors[spec.name] = TensorView(0, 0, "U32", (*rows, width * affine.bits // 32))

@@ -33,6 +33,7 @@ from flashnext.commands.pointing import clients, completion
 from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_WINDOW, NGRAM_TABLE, PARALLEL, ROUND_ROWS
 from flashnext.engine.wording import FLAGS
 from flashnext.errors import FlashnextError
+from flashnext.media.limits import IMAGE_TOKENS
 from flashnext.server.configuration import Parser
 from flashnext.server.options import CACHE_AUTO, cache_gib, folder, gib, parallel
 from flashnext.version import VERSION
@@ -159,6 +160,21 @@ def plan(parser: argparse.ArgumentParser) -> Run:
     )
     parser.add_argument("--group", type=int, choices=SUPPORTED_GROUPS, help="of it (default 32)")
     parser.add_argument("--table-group", type=int, choices=SUPPORTED_GROUPS, help="of it (default: --group)")
+    parser.add_argument(
+        "--no-vision", action="store_true", help="as of the server: the vision tower is not loaded"
+    )
+    parser.add_argument(
+        "--vision-image-tokens",
+        type=int,
+        metavar="N",
+        help=f"as of the server: most tokens of an image, which size the tower (default {IMAGE_TOKENS})",
+    )
+    parser.add_argument(
+        "--vision-video-tokens",
+        type=int,
+        metavar="N",
+        help="as of the server: most tokens of a video (default: the model's own rule)",
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
     form.add_argument("--explain", action="store_true", help="show the arithmetic of the model too")
@@ -168,7 +184,9 @@ def plan(parser: argparse.ArgumentParser) -> Run:
         from flashnext.engine.machine import processors, ram_bytes
         from flashnext.engine.plan import GIB, Machine, PlanSettings, make_plan
         from flashnext.engine.plan_text import differences, explain, plan_table
-        from flashnext.engine.sizes import weight_sizes
+        from flashnext.engine.sizes import vision_room, weight_sizes
+        from flashnext.media import Limits, read_rules
+        from flashnext.media.sizes import most_tokens
 
         if args.bits is None and (args.group or args.table_group):
             raise FlashnextError("--group and --table-group are of a conversion; give --bits too")
@@ -178,6 +196,14 @@ def plan(parser: argparse.ArgumentParser) -> Run:
         if args.explain:
             print(explain(model.config), end="\n\n")
         config = model.config if args.drafts > 0 else replace(model.config, n_mtp_layers=0)
+        vision = None
+        if not args.no_vision:
+            given = args.model or BUNDLED
+            limits = Limits(
+                image_tokens=args.vision_image_tokens or IMAGE_TOKENS, video_tokens=args.vision_video_tokens
+            )
+            most = most_tokens(read_rules(given if given.is_dir() else given.parent), limits)
+            vision = vision_room(config, model.tensors, most)
         ram = ram_bytes() if args.ram is None else int(args.ram * GIB)
         plan = make_plan(
             config,
@@ -189,6 +215,7 @@ def plan(parser: argparse.ArgumentParser) -> Run:
                 round_rows=args.round_rows,
                 ngram_table=args.ngram_table,
                 spill=args.spill_dir is not None,
+                vision=vision,
                 prefix_cache_bytes=None if args.prefix_cache is None else int(args.prefix_cache * GIB),
                 load_limit_bytes=None if args.load_limit is None else int(args.load_limit * GIB),
                 names=FLAGS,

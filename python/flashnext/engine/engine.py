@@ -24,11 +24,13 @@ from flashnext.checkpoint.folder import find_file, open_folder
 from flashnext.checkpoint.identity import identity
 from flashnext.engine.arguments import is_number, size_bytes, spill_limit_bytes
 from flashnext.engine.caching import Caching
-from flashnext.engine.chat_media import ChatMedia, Eyes
+from flashnext.engine.chat_media import ChatMedia
+from flashnext.engine.chat_media import Eyes as Seeing
 from flashnext.engine.core import CoreOptions
 from flashnext.engine.defaults import DRAFTS, GAP_MS, MAX_WINDOW, ROUND_ROWS, SAVE_S
 from flashnext.engine.errors import ContextExceeded, EngineClosed, MemoryShort
-from flashnext.engine.events import Counts, MemoryUse
+from flashnext.engine.events import Counts, MemoryUse, VisionCounts
+from flashnext.engine.eyes import Eyes
 from flashnext.engine.grammars import Grammars
 from flashnext.engine.guard import Guard, own_footprint, private_bytes
 from flashnext.engine.histories import Histories
@@ -36,6 +38,7 @@ from flashnext.engine.inbox import Inbox, Item, Mailbox
 from flashnext.engine.job import Deliver, Job
 from flashnext.engine.load import Loaded, load_model, open_device
 from flashnext.engine.loaded_core import LoadedCore
+from flashnext.engine.looks import Looks
 from flashnext.engine.machine import ram_bytes
 from flashnext.engine.many import AHEAD, BatchItem, Outcome, answered, is_chat
 from flashnext.engine.plan import Machine, MemoryPlan, PlanSettings, make_plan, size
@@ -44,14 +47,15 @@ from flashnext.engine.reply import ReplyText, Said, closing_ids
 from flashnext.engine.request import AsyncRequest, Request
 from flashnext.engine.sampling import Defaults, Sampling
 from flashnext.engine.scheduler import Scheduler
-from flashnext.engine.sizes import weight_sizes
+from flashnext.engine.sizes import VisionRoom, features_bytes, vision_room, weight_sizes
 from flashnext.engine.spill import Spill
 from flashnext.engine.spill_files import SpillError
 from flashnext.engine.thread import EngineThread
 from flashnext.engine.wording import ARGUMENTS, Names
 from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.grammar import Compiled
-from flashnext.media import Limits
+from flashnext.media import Limits, read_rules
+from flashnext.media.sizes import most_tokens
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
@@ -181,11 +185,14 @@ class Engine:
         self.tokenizer = Tokenizer.from_folder(path)
         self.template = ChatTemplate.from_folder(path, self.tokenizer)
         self._defaults = Defaults.from_folder(path)
-        self.plan, checkpoint, opened = _plan(path, device, settings, draft_head=drafts > 0)
+        limits = media_limits or Limits()
+        self.plan, checkpoint, opened, room = _plan(
+            path, device, settings, draft_head=drafts > 0, limits=limits if vision else None
+        )
         planned(self.plan)
         self._media = ChatMedia(
             Path(path),
-            media_limits or Limits(),
+            limits,
             (checkpoint.config.image_token, checkpoint.config.video_token),
             why_no_eyes(checkpoint, vision, names),
         )
@@ -198,6 +205,7 @@ class Engine:
             cache_pages=self.plan.prefix_cache_bytes // self.plan.page_bytes,
             draft_head=drafts > 0,
             streamed_table=self.plan.ngram_table == "streamed",
+            max_patches=room.max_patches if room is not None else 0,
         )
         vocab_size = self._loaded.model.vocab_size
         if self.tokenizer.n_tokens > vocab_size:
@@ -225,8 +233,10 @@ class Engine:
         spill = self._open_spill(checkpoint, core, spill_dir, limit_bytes)
         self._guard = _guard(self.plan, core, lambda: scheduler.n_running, program_bytes)
         caching = Caching(core, self.plan.prefix_cache_bytes, time.perf_counter, guard=self._guard)
-        scheduler = Scheduler(core, self.parallel, gap_ms, caching=caching)
+        self._eyes, looks = self._see(room)
+        scheduler = Scheduler(core, self.parallel, gap_ms, caching=caching, looks=looks)
         thread = self._thread = EngineThread(scheduler)
+        looks.told = thread.nudge
         self._histories = Histories(
             self.template,
             self.context,
@@ -241,6 +251,15 @@ class Engine:
         # Also at exit: the thread must not be inside the core while the interpreter is taken down.
         self._closing = (self._thread, self._histories, self._grammars, self._media, self._process)
         self._finalizer = weakref.finalize(self, _close, *self._closing, _EXIT_TIMEOUT_S)
+
+    def _see(self, room: VisionRoom | None) -> tuple[Eyes | None, Looks]:
+        """Open the eyes, if there is a tower, and make the thread that has things looked at."""
+        tower, most, eyes = self._loaded.tower, self.context, None
+        if tower is not None and room is not None:
+            most = min(room.media_tokens, self.context)
+            config = self._loaded.checkpoint.config
+            eyes = self._media.eyes = Eyes(tower, features_bytes(config, most))
+        return eyes, Looks(eyes, most)
 
     def _open_spill(
         self, checkpoint: Checkpoint, core: LoadedCore, folder: str | Path | None, limit_bytes: int
@@ -264,12 +283,12 @@ class Engine:
         return self._loaded
 
     @property
-    def eyes(self) -> Eyes | None:
+    def eyes(self) -> Seeing | None:
         """What looks at the pictures and videos of chats; None where such chats are refused."""
         return self._media.eyes
 
     @eyes.setter
-    def eyes(self, eyes: Eyes | None) -> None:
+    def eyes(self, eyes: Seeing | None) -> None:
         self._media.eyes = eyes
 
     @property
@@ -293,7 +312,11 @@ class Engine:
         """What the engine is doing, and has done since it was made."""
         n_waiting = self._histories.n_waiting
         counts = self._thread.counts
-        return replace(counts, cache=replace(counts.cache, warming=counts.cache.warming + n_waiting))
+        return replace(
+            counts,
+            cache=replace(counts.cache, warming=counts.cache.warming + n_waiting),
+            vision=self._eyes.counts if self._eyes is not None else VisionCounts(),
+        )
 
     @property
     def memory(self) -> MemoryUse:
@@ -551,7 +574,7 @@ def why_no_eyes(checkpoint: Checkpoint, vision: bool, names: Names) -> str:
     if checkpoint.config.vision is None:
         return "this checkpoint has no vision tower, so it reads text only; send text, or load one that has"
     if not vision:
-        off = "--no-vision" if names.flags else "vision=False"
+        off = names.without("vision")
         return f"pictures and videos are switched off; start without {off}, or send text"
     return "the vision tower has not been loaded; send text"
 
@@ -565,22 +588,33 @@ def _too_long(n: int, context: int) -> str:
 
 
 def _plan(
-    path: str | Path, device: str | _core.Device, settings: PlanSettings, *, draft_head: bool
-) -> tuple[MemoryPlan, Checkpoint, _core.Device]:
-    """Open checkpoint and device, which allocates nothing of either, and plan."""
+    path: str | Path,
+    device: str | _core.Device,
+    settings: PlanSettings,
+    *,
+    draft_head: bool,
+    limits: Limits | None,
+) -> tuple[MemoryPlan, Checkpoint, _core.Device, VisionRoom | None]:
+    """Open checkpoint and device, which allocates nothing of either, and plan.
+
+    The vision tower is planned for media within `limits`; None: for no tower.
+    """
     checkpoint = open_checkpoint(path)
     opened = open_device(device) if isinstance(device, str) else device
     config = checkpoint.config if draft_head else replace(checkpoint.config, n_mtp_layers=0)
-    limits = opened.limits
-    weights = weight_sizes(config, checkpoint.tensors, limits.tensor_alignment)
-    machine = Machine(ram_bytes(), limits.working_set_bytes, limits.workers)
-    return make_plan(config, weights, settings, machine), checkpoint, opened
+    alignment = opened.limits.tensor_alignment
+    weights, room = weight_sizes(config, checkpoint.tensors, alignment), None
+    if limits is not None and config.vision is not None:
+        most = most_tokens(read_rules(Path(path)), limits)
+        room = vision_room(config, checkpoint.tensors, most, alignment)
+    machine = Machine(ram_bytes(), opened.limits.working_set_bytes, opened.limits.workers)
+    return make_plan(config, weights, replace(settings, vision=room), machine), checkpoint, opened, room
 
 
 def _guard(plan: MemoryPlan, core: LoadedCore, n_running: Callable[[], int], program_bytes: int) -> Guard:
     """Watch the memory of a process that had so many bytes before the engine was made."""
     mapped = plan.weights.total_bytes - plan.weights.copied_bytes
-    fixed = plan.weights.total_bytes + plan.scratch_bytes + plan.margin_bytes
+    fixed = plan.weights.total_bytes + plan.scratch_bytes + plan.features_bytes + plan.margin_bytes
 
     def accounted() -> int:
         pages = (core.n_pages - core.free_pages()) * core.page_bytes

@@ -168,6 +168,25 @@ class Work:
 
 
 @dataclass(frozen=True)
+class VisionCounts:
+    """What the vision tower has done since the engine was made.
+
+    Attributes:
+        media: Pictures and videos that went through it. One that is shown over a whole chat does so once.
+        tokens: Of them.
+        passes: Media of several requests may share one.
+        seconds: That the passes took, rounds of replies that came between their steps included.
+        cached: Features that were asked for and came from the cache of recent ones.
+    """
+
+    media: int = 0
+    tokens: int = 0
+    passes: int = 0
+    seconds: float = 0.0
+    cached: int = 0
+
+
+@dataclass(frozen=True)
 class MemoryUse:
     """What the memory guard sees (docs/memory.md).
 
@@ -203,6 +222,7 @@ class Counts:
         forked: How often a sequence went on from another's prompt.
         cache: The prefix cache.
         work: What has been done.
+        vision: What the vision tower has seen; nothing where there is none.
     """
 
     waiting: int
@@ -212,6 +232,7 @@ class Counts:
     forked: int
     cache: CacheCounts = field(default_factory=CacheCounts)
     work: Work = field(default_factory=Work)
+    vision: VisionCounts = field(default_factory=VisionCounts)
 
 
 @dataclass(frozen=True, slots=True)

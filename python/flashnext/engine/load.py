@@ -18,6 +18,7 @@ class Loaded:
     Attributes:
         context: Largest prompt plus reply of a sequence, in tokens.
         dtype: "bfloat16" or "float32", of activations and caches.
+        tower: The vision tower; None where none was loaded.
     """
 
     checkpoint: Checkpoint
@@ -26,6 +27,7 @@ class Loaded:
     pool: _core.PagePool
     context: int
     dtype: str
+    tower: _core.Tower | None = None
 
 
 def load_model(
@@ -42,6 +44,7 @@ def load_model(
     max_window: int = MAX_WINDOW,
     draft_head: bool = True,
     streamed_table: bool = False,
+    max_patches: int = 0,
     shuffle_seed: int = 0,
     prompt_order: str = "as windows",
 ) -> Loaded:
@@ -62,6 +65,8 @@ def load_model(
         draft_head: Load the draft head, where the checkpoint has one.
         streamed_table: Read rows of the n-gram table from its file as they are needed, and do not count on
             it to be in memory.
+        max_patches: Load the vision tower, where the checkpoint has one, with room for so many patches of a
+            picture or a pair of frames; 0 for none.
         shuffle_seed: Tests: run independent work in a seeded random order; 0 in order.
         prompt_order: Tests: "reversed" lets prompt rows sum in another order than window rows.
 
@@ -99,7 +104,10 @@ def load_model(
         streamed_table=streamed_table,
     )
     pool = _core.PagePool(model, n_pages(tokens) * sequences + cache_pages)
-    return Loaded(checkpoint, opened, model, pool, tokens, dtype)
+    tower = None
+    if max_patches and config.vision is not None:
+        tower = _core.load_tower(model, dict(config.vision), max_patches)
+    return Loaded(checkpoint, opened, model, pool, tokens, dtype, tower)
 
 
 def open_device(

@@ -30,13 +30,16 @@ from flashnext.engine.defaults import (
 from flashnext.engine.sizes import (
     WORKER_BYTES,
     ModelOptions,
+    VisionRoom,
     WeightSizes,
+    features_bytes,
     n_pages,
     page_bytes,
     rules_bytes,
     scratch_bytes,
     session_bytes,
     snapshot_bytes,
+    tower_scratch_bytes,
     weight_sizes,
 )
 from flashnext.engine.wording import ARGUMENTS, Names
@@ -46,6 +49,10 @@ GIB = 1 << 30
 
 LEAST_CONTEXT = 1024
 """A context that nobody asked for is lowered no further than to this; one that is lowered is a multiple."""
+
+FEATURE_SHARES = 3
+"""Times the features of the largest picture or video that are kept room for: once for those seen lately, and
+twice for those that prompts wait for or are being read with."""
 
 _CACHE_SHARE = 4  # a prefix cache that nobody sized gets this part of what weights and scratch leave
 _CACHE_CONTEXTS, _CACHE_MARKS = 32, 16  # and no more than so many contexts with so many marks each
@@ -87,6 +94,7 @@ class PlanSettings:
             the plan finds.
         load_limit_bytes: Most that all of it takes; above 0.
         spill: Whether states are written to a directory and read from it, which takes memory for a moment.
+        vision: Of the vision tower, where one is loaded.
         names: How texts name what was asked for.
 
     Raises:
@@ -103,6 +111,7 @@ class PlanSettings:
     prefix_cache_bytes: int | None = 0
     load_limit_bytes: int | None = None
     spill: bool = False
+    vision: VisionRoom | None = None
     names: Names = ARGUMENTS
 
     def __post_init__(self) -> None:
@@ -147,7 +156,7 @@ class MemoryPlan:
         context: Largest prompt plus reply of a sequence, in tokens.
         parallel: Sequences that run at once.
         weights: In memory, mapped or copied, and what is streamed.
-        scratch_bytes: Of passes, and of the device's workers.
+        scratch_bytes: Of passes, those of the vision tower too, and of the device's workers.
         n_sessions: Sessions that there are at most at once: those that run, or that time what rounds cost.
         session_bytes: Of one without its pages: recurrent state, unsettled inputs, text, counts of tokens.
         snapshot_bytes: Of one snapshot in a prefix cache, beside its pages.
@@ -157,6 +166,9 @@ class MemoryPlan:
         margin_bytes: What the process has beside the model.
         limit_bytes: Most that all of it may take.
         ram_bytes: Memory of the machine.
+        tower_scratch_bytes: Of `scratch_bytes` the vision tower's; 0 where none is loaded.
+        features_bytes: For what it makes of pictures and videos: recent ones, those that prompts are about
+            to be read with, and those that they are being read with.
         prefix_cache_wanted: Whether there was to be a cache; without, it is off by request.
         warnings: Sentences about the limit, and about what there is no room for.
     """
@@ -174,6 +186,8 @@ class MemoryPlan:
     margin_bytes: int
     limit_bytes: int
     ram_bytes: int
+    tower_scratch_bytes: int = 0
+    features_bytes: int = 0
     prefix_cache_wanted: bool = False
     warnings: tuple[str, ...] = ()
 
@@ -210,7 +224,7 @@ class MemoryPlan:
     @property
     def total_bytes(self) -> int:
         """Bytes of everything."""
-        return self.model_bytes + self.prefix_cache_bytes + self.margin_bytes
+        return self.model_bytes + self.features_bytes + self.prefix_cache_bytes + self.margin_bytes
 
     def to_json(self) -> dict[str, Any]:
         """Turn the plan into JSON types, sums included."""
@@ -250,6 +264,8 @@ class _Planner:
     ) -> None:
         self._config = config
         self._given = weights
+        if settings.vision is not None:
+            weights = weights.joined(settings.vision.weights)
         self._weights = weights.streamed() if settings.ngram_table == "streamed" else weights
         self._settings = settings
         self._machine = machine
@@ -284,6 +300,7 @@ class _Planner:
         if cache is None:
             needed = self._sized(context, sequences, 0)
             fixed = needed.weights.total_bytes + needed.scratch_bytes + needed.margin_bytes
+            fixed += needed.features_bytes
             most = _CACHE_CONTEXTS * (needed.pages_bytes + _CACHE_MARKS * needed.snapshot_bytes)
             cache = min((limit - fixed) // _CACHE_SHARE, limit - needed.total_bytes, most)
             if cache < needed.mark_bytes:
@@ -300,7 +317,11 @@ class _Planner:
     def _sized(self, context: int, sequences: int, cache: int) -> MemoryPlan:
         c, s = self._config, self._settings
         options = ModelOptions(context, s.dtype, s.max_chunk, s.max_window)
-        scratch = scratch_bytes(c, options) + self._machine.workers * WORKER_BYTES
+        tower = features = 0
+        if s.vision is not None:
+            tower = tower_scratch_bytes(c, s.vision.max_patches)
+            features = FEATURE_SHARES * features_bytes(c, min(s.vision.media_tokens, context))
+        scratch = scratch_bytes(c, options) + self._machine.workers * WORKER_BYTES + tower
         snapshot, page = snapshot_bytes(c, options.value_bytes), page_bytes(c, options.value_bytes)
         margin = _PROCESS_BYTES + _TOKEN_BYTES * c.vocab_size
         if s.spill:  # a block that is written, and two that are read, with as many pages as go together
@@ -320,6 +341,8 @@ class _Planner:
             margin_bytes=margin,
             limit_bytes=self._limit,
             ram_bytes=self._machine.ram_bytes,
+            tower_scratch_bytes=tower,
+            features_bytes=features,
             prefix_cache_wanted=s.prefix_cache_bytes != 0,
         )
 
@@ -434,6 +457,7 @@ class _Planner:
             "scratch": asked.scratch_bytes,
             "sequences": asked.sessions_bytes,
             "pages": asked.pages_bytes,
+            **({"features": asked.features_bytes} if asked.features_bytes else {}),
             "prefix cache": cache,
             "margin": asked.margin_bytes,
         }
@@ -463,6 +487,8 @@ class _Planner:
             ]
             if cache:
                 changes.append(f"no prefix cache ({self._change('prefix_cache_gib', 0)})")
+            if self._settings.vision is not None:
+                changes.append(f"no vision tower ({self._settings.names.without('vision')})")
             if streamed:
                 changes.append(f"the n-gram table streamed ({self._change('ngram_table', 'streamed')})")
             if least > self._limit:
@@ -525,6 +551,8 @@ class _Planner:
             yield f"a smaller context ({self._change('context', lower)})"
         if self._weights.table_bytes and (made := self._with(ngram_table="streamed")):
             yield f"the n-gram table streamed ({self._change('ngram_table', 'streamed')}){got(made)}"
+        if settings.vision is not None and (made := self._with(vision=None)):
+            yield f"no vision tower ({settings.names.without('vision')}){got(made)}"
         for wanted in dict.fromkeys((context, lowered)):
             left = limit - self._bytes(wanted, sequences, 0)
             gib = math.floor(left / GIB * 100) / 100  # rounded so that what is printed does fit

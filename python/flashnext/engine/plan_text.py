@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from flashnext.checkpoint.config import PAGE_TOKENS, ModelConfig
 from flashnext.checkpoint.names import Kind, model_specs
 from flashnext.checkpoint.summary import TABLE, part_of
-from flashnext.engine.plan import GIB, MemoryPlan, size
+from flashnext.engine.plan import FEATURE_SHARES, GIB, MemoryPlan, size
 
 CONTEXTS = (32_768, 131_072, 262_112)
 """Whose caches `explain` lists."""
@@ -22,13 +22,14 @@ def plan_table(plan: MemoryPlan) -> str:
     rows = [
         ("memory", plan.total_bytes, f"of {size(plan.limit_bytes)} ({share})"),
         *_weights(plan),
-        ("scratch", plan.scratch_bytes, "of passes and workers"),
+        ("scratch", plan.scratch_bytes, _scratch(plan)),
         ("sequences", plan.sessions_bytes, _sequences(plan)),
         (
             "pages",
             plan.pages_bytes,
             f"{plan.n_pages:,} of {size(plan.page_bytes)}: a context of {plan.context:,} tokens",
         ),
+        *_features(plan),
         ("prefix cache", plan.prefix_cache_bytes, _cache(plan)),
         ("margin", plan.margin_bytes, "interpreter, tokenizer, server"),
     ]
@@ -42,6 +43,21 @@ def _weights(plan: MemoryPlan) -> Iterator[tuple[str, int, str]]:
     table = f"streamed: {size(streamed)} stay in their file" if streamed else "resident"
     for name, n_bytes in plan.weights.parts.items():
         yield f"  {name}", n_bytes, table if name == TABLE else ""
+
+
+def _scratch(plan: MemoryPlan) -> str:
+    tower = plan.tower_scratch_bytes
+    return f"of passes and workers{f', {size(tower)} of the vision tower' if tower else ''}"
+
+
+def _features(plan: MemoryPlan) -> Iterator[tuple[str, int, str]]:
+    if plan.features_bytes:
+        largest = plan.features_bytes // FEATURE_SHARES
+        yield (
+            "features",
+            plan.features_bytes,
+            f"of pictures and videos, of which the largest has {size(largest)}",
+        )
 
 
 def _sequences(plan: MemoryPlan) -> str:

@@ -18,6 +18,7 @@ from flashnext.engine.defaults import GAP_MS
 from flashnext.engine.errors import EngineClosed
 from flashnext.engine.events import Counts, TokenLogprob
 from flashnext.engine.job import Job
+from flashnext.engine.looks import Looks
 from flashnext.engine.marks import Place
 from flashnext.engine.policy import (
     Costs,
@@ -39,7 +40,7 @@ from flashnext.engine.warm import WarmPass, WarmPasses
 from flashnext.errors import DeviceError, OutOfPages
 
 LOADING_S = 0.1
-"""How long a wait for the spill directory is, unless it has something to tell."""
+"""How long a wait for the spill directory, or for the vision tower, is, unless it has something to tell."""
 
 LOOK_AHEAD = 256
 """Waiting jobs that are considered in a step; beyond them nobody would be admitted anyway."""
@@ -69,6 +70,7 @@ class Scheduler:
         gap_ms: float = GAP_MS,
         clock_s: Callable[[], float] = time.perf_counter,
         caching: Caching | None = None,
+        looks: Looks | None = None,
     ) -> None:
         """Schedule the jobs of one core.
 
@@ -78,6 +80,7 @@ class Scheduler:
             gap_ms: How long a decoding sequence may wait for its next round while prompts are read.
             clock_s: The clock that steps and replies are measured by.
             caching: The prefix cache; by default one that keeps nothing.
+            looks: Who has media looked at while others' rounds go on; without, the thread waits for it.
         """
         self._core = core
         self._max_running = max_running
@@ -85,7 +88,7 @@ class Scheduler:
         self._costs = Costs()
         self.now_s = clock_s
         self._caching = caching or Caching(core, 0, clock_s)
-        self._sights = Sights(core.features)
+        self._sights = Sights(core.features, looks)
         self._warm = WarmPasses(core, self._caching, self._sights)
         self._ending: dict[Session, _Ending] = {}
         self._waiting: list[Job] = []  # by rank, like the running ones
@@ -156,6 +159,7 @@ class Scheduler:
         """Let a step that waits for tokens return soon. From any thread."""
         self._core.wake()
         self._caching.wake()
+        self._sights.wake()
 
     def spare_time(self) -> bool:
         """Let the core use a moment in which there is nothing to do; whether it has use for another."""
@@ -170,6 +174,7 @@ class Scheduler:
         self._stop()
         self._end_replies(keep=False)
         self._warm.clear()
+        self._sights.close()
         self._caching.close(save=isinstance(error, EngineClosed))
 
     def step(self) -> None:
@@ -179,6 +184,7 @@ class Scheduler:
         """
         self._end_cancelled()
         self._stale |= self._caching.tend()
+        self._stale |= self._sights.heard()
         if self._ending:
             self._stop()  # a state is kept with nothing in flight
             self._end_replies()
@@ -196,7 +202,7 @@ class Scheduler:
             (self._fork if job.prefix else self._resume)(job)
         step = self._decide()
         busy = self._waiting or step.chunk or any(job.unread for job in self._running)
-        warm = not busy and len(self._running) < self._max_running and self._warm.n_pending > 0
+        warm = not busy and len(self._running) < self._max_running and self._warm.can_go_on
         if self._going and not step.admit and (step.chunk or warm or not step.round):
             self._stop()  # and decide again by what has landed
             return
@@ -211,6 +217,8 @@ class Scheduler:
             self._read_warm([jobs[i] for i in step.round])
         elif step.round:
             self._go_on([jobs[i] for i in step.round])
+        elif self._sights.waits:
+            self._sights.wait(LOADING_S)
         elif self._caching.going_on:  # somebody waits for it, or it holds the pages that somebody lacks
             if self._running or self._waiting:
                 self._caching.wait(LOADING_S)
@@ -224,6 +232,7 @@ class Scheduler:
     def _decide(self) -> Step:
         """Decide what to do, once the cache has given way where that helps."""
         self._stale = False
+        self._look_ahead()
         while True:
             self._free_pages = self._core.free_pages()
             self._decided_free = self._caching.free_pages()
@@ -256,6 +265,16 @@ class Scheduler:
             if helped or not self._caching.end_reads(BACKGROUND):
                 return step
 
+    def _look_ahead(self) -> None:
+        """Have looked at what those who read will show; what comes of the prefix cache is not."""
+        readers = [job for job in self._running if job.unread and not job.loading]
+        self._sights.want(
+            [
+                *((job.frame, job.held, job.prefix.n if job.prefix else job.n_read) for job in readers),
+                *self._warm.readers,
+            ]
+        )
+
     def _hits(self) -> set[KeptMark]:
         """Name the marks that those who come next go on from."""
         first = self._waiting[: self._max_running]
@@ -285,6 +304,9 @@ class Scheduler:
         if job.unread:
             waits = job.prefix is not None or job.loading
             limit = 0 if waits else forks[job] - job.n_read if job in forks else None
+            seen = self._sights.readable(job.frame, job.held, job.n_read, job.unread)
+            if seen < job.unread:
+                limit = seen if limit is None else min(limit, seen)
         return Running(job.id, job.unread, limit, missing, held, job.background, job.protected)
 
     def _prefix(self, job: Job) -> Prefix[Job] | None:
@@ -641,6 +663,8 @@ class Scheduler:
         for other in list(self._running):
             if other.prefix and other.prefix.reader is job:
                 other.prefix = self._prefix(other)
+        if job.frame is not None:
+            self._look_ahead()
 
     def _changed(self) -> None:
         self._stale = True

@@ -27,6 +27,9 @@ STRUCT_BYTES = {
 }  # fmt: skip
 """Of metal/params.h."""
 
+LEAST_TILE = 16
+"""Patches that the attention of any device takes together, at least."""
+
 _SLOTS = 4  # Model::kSlots
 _MAX_TOP = 20
 _SAMPLER_BLOCK = 1024
@@ -90,6 +93,53 @@ class WeightSizes:
         parts = {name: n - self.table_bytes * (name == TABLE) for name, n in self.parts.items()}
         return WeightSizes(parts, self.copied_bytes, 0, self.streamed_bytes + self.table_bytes)
 
+    def joined(self, other: WeightSizes) -> WeightSizes:
+        """Size both together."""
+        return WeightSizes(
+            {**self.parts, **other.parts},
+            self.copied_bytes + other.copied_bytes,
+            self.table_bytes + other.table_bytes,
+            self.streamed_bytes + other.streamed_bytes,
+        )
+
+
+@dataclass(frozen=True)
+class VisionRoom:
+    """What sizes a loaded vision tower, and what is kept of what it saw.
+
+    Attributes:
+        weights: The tower's.
+        max_patches: Of one picture or pair of frames, and of all that go through the tower together.
+        media_tokens: Of the largest picture or video.
+    """
+
+    weights: WeightSizes
+    max_patches: int
+    media_tokens: int
+
+
+def vision_room(
+    config: ModelConfig, tensors: Mapping[str, TensorView], most_tokens: tuple[int, int], alignment: int = 1
+) -> VisionRoom | None:
+    """Size the tower of a checkpoint; None where it has none.
+
+    Args:
+        config: The model's sizes.
+        tensors: By canonical name.
+        most_tokens: Of a picture or a slice, and of a picture or a video.
+        alignment: Bytes; a tensor that lies otherwise in its file is copied.
+    """
+    if config.vision is None:
+        return None
+    a_slice, media = most_tokens
+    patches: int = a_slice * config.vision["spatial_merge_size"] ** 2
+    return VisionRoom(tower_weight_sizes(config, tensors, alignment), patches, media)
+
+
+def features_bytes(config: ModelConfig, media_tokens: int) -> int:
+    """Size the features of the largest media, as the tower gives them."""
+    return media_tokens * config.hidden_size * _F32
+
 
 def weight_sizes(config: ModelConfig, tensors: Mapping[str, TensorView], alignment: int = 1) -> WeightSizes:
     """Size the weights that are placed on a device: the text model's, and the draft head's if config has one.
@@ -141,13 +191,14 @@ def _tower_tensor(spec: TensorSpec, view: TensorView, alignment: int) -> tuple[i
     return view.nbytes, view.nbytes if turned or view.offset % alignment else 0
 
 
-def tower_scratch_bytes(config: ModelConfig, max_patches: int, tile_patches: int) -> int:
+def tower_scratch_bytes(config: ModelConfig, max_patches: int, tile_patches: int = LEAST_TILE) -> int:
     """Size the scratch of a pass through the vision tower; 0 for a text model.
 
     Args:
         config: The model's sizes.
         max_patches: Of one picture or pair of frames, and of all that go through the tower together.
-        tile_patches: Patches that the device's attention takes together, `Tower.tile_patches`.
+        tile_patches: Patches that the device's attention takes together, `Tower.tile_patches`; where the
+            tower is not there yet, `LEAST_TILE` is on the safe side by some KiB.
     """
     v = config.vision
     if v is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from flashnext.engine.caching import Caching
@@ -73,6 +73,18 @@ class WarmPasses:
         """How many have not been read to their end."""
         return len(self._queue)
 
+    @property
+    def can_go_on(self) -> bool:
+        """Whether `next` may find one: not while what its rows show is being looked at."""
+        return bool(self._queue) and (self._queue[0].session is None or self._readable(1) > 0)
+
+    @property
+    def readers(self) -> Iterator[tuple[Frame | None, Held, int]]:
+        """What the one that is being read shows, as `Sights.want` takes it."""
+        if self._queue and self._queue[0].session is not None:
+            warm = self._queue[0]
+            yield warm.frame, warm.held, warm.n_read
+
     def add(self, warm: WarmPass) -> None:
         """Read a history in its turn; the oldest that waits gives way."""
         if len(self._queue) == MOST_WAITING:
@@ -94,10 +106,16 @@ class WarmPasses:
         return False
 
     def part(self, n_rows: int) -> ChunkPart | None:
-        """Give the next tokens of the one that `next` has begun; None where what they show cannot be had."""
+        """Give the next tokens of the one that `next` has begun.
+
+        None where what they show cannot be had, or has not been looked at yet.
+        """
         warm = self._queue[0]
         assert warm.session is not None
         self._put_off = False
+        n_rows = self._readable(n_rows)
+        if not n_rows:
+            return None
         tokens = warm.tokens[warm.n_read : warm.n_read + n_rows]
         try:
             media = self._sights.shown(warm.frame, warm.held, warm.n_read, len(tokens))
@@ -194,6 +212,13 @@ class WarmPasses:
         if cache.find_mark(warm.keys) is not None:  # also where the spill directory alone has it
             return False
         return len(warm.tokens) - n_read >= LEAST_NEW and bool(cache.wanted(warm.keys, warm.places))
+
+    def _readable(self, n_rows: int) -> int:
+        """Count the next rows of the first history that can be read, of n."""
+        warm = self._queue[0]
+        return self._sights.readable(
+            warm.frame, warm.held, warm.n_read, min(n_rows, len(warm.tokens) - warm.n_read)
+        )
 
     def _close(self, warm: WarmPass) -> None:
         warm.held.clear()

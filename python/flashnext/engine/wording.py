@@ -29,5 +29,9 @@ class Names:
             return f"{self.name(argument)} {number}"
         return f"{argument}={value!r}" if isinstance(value, str) else f"{argument}={number}"
 
+    def without(self, argument: str) -> str:
+        """Write how a part is left out: `vision=False`, or `--no-vision`."""
+        return f"--no-{argument.replace('_', '-')}" if self.flags else f"{argument}=False"
+
 
 ARGUMENTS, FLAGS = Names(), Names(flags=True)

@@ -41,7 +41,7 @@ class Frames:
 
     def _fitting(self, own: Size) -> Size:
         most = self._limits.video_tokens
-        size = frame_size(self._n, own, self._rule, most)
+        size = frame_size(self._n, own, self._rule, most, self._limits.image_tokens)
         tokens = n_tokens(size, self._rule, self._n)
         if most is not None and tokens > most:
             raise MediaError(

@@ -14,6 +14,9 @@ DETAILS: tuple[Detail, ...] = ("low", "high", "auto")
 LOW_TOKENS = 256
 """Of an image with detail `low`, at most: what a square of 512 pixels takes."""
 
+IMAGE_TOKENS = 4096
+"""Of an image, at most, where nothing else is asked for: what a square of 2,048 pixels takes."""
+
 MIB = 2**20
 
 
@@ -25,8 +28,9 @@ class Limits:
     a request has.
 
     Attributes:
-        image_tokens: Most of one image, which is made smaller to fit; None for the model's own rule. A thin
-            image takes up to 200 all the same, since no side is below one token.
+        image_tokens: Most of one image, which is made smaller to fit, and of one slice of a video; None for
+            the model's own rule. A thin image takes up to 200 all the same, since no side is below one
+            token. The memory of the vision tower goes by it.
         video_tokens: Most of one video, whose frames are made smaller to fit; None for the model's own rule.
         max_images: Of one request.
         max_videos: Of one request.
@@ -39,7 +43,7 @@ class Limits:
         video_work: Pixels of all frames of a video's file together, all of which have to be decoded.
     """
 
-    image_tokens: int | None = None
+    image_tokens: int | None = IMAGE_TOKENS
     video_tokens: int | None = None
     max_images: int = 32
     max_videos: int = 4

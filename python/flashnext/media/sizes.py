@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 from flashnext.media.errors import MediaError
-from flashnext.media.rules import ImageRule, VideoRule
+from flashnext.media.limits import Limits
+from flashnext.media.rules import ImageRule, Rules, VideoRule
 
 MAX_ASPECT = 200
 """Longest side over shortest, at most; part of the rule that the model was trained with."""
@@ -35,7 +36,13 @@ def image_size(size: Size, rule: ImageRule, tokens: int | None = None) -> Size:
     return _fitted(size, 1, 1, rule.factor, min(rule.min_pixels, high), high)
 
 
-def frame_size(n_frames: int, size: Size, rule: VideoRule, tokens: int | None = None) -> Size:
+def frame_size(
+    n_frames: int,
+    size: Size,
+    rule: VideoRule,
+    tokens: int | None = None,
+    slice_tokens: int | None = None,
+) -> Size:
     """Find what the frames of a video are resized to.
 
     Args:
@@ -43,6 +50,7 @@ def frame_size(n_frames: int, size: Size, rule: VideoRule, tokens: int | None = 
         size: Of an upright frame.
         rule: The checkpoint's.
         tokens: Most tokens of the whole video; None for what the rule allows.
+        slice_tokens: Most tokens of a slice; None for as many as the whole has.
 
     Raises:
         MediaError: One side is more than `MAX_ASPECT` times as long as the other.
@@ -56,6 +64,8 @@ def frame_size(n_frames: int, size: Size, rule: VideoRule, tokens: int | None = 
         high = max(most, int(rule.min_pixels * 1.05)) * n
     if tokens is not None:
         high = min(high, tokens * rule.factor**2 * rule.temporal)
+    if slice_tokens is not None:
+        high = min(high, slice_tokens * rule.factor**2 * n)
     h, w = size
     if h < rule.factor or w < rule.factor:
         scale = max(rule.factor / h, rule.factor / w)
@@ -68,6 +78,32 @@ def frame_size(n_frames: int, size: Size, rule: VideoRule, tokens: int | None = 
 def n_tokens(size: Size, rule: ImageRule, n_frames: int = 1) -> int:
     """Count the tokens of resized frames (an image: one)."""
     return -(-n_frames // rule.temporal) * (size[0] // rule.factor) * (size[1] // rule.factor)
+
+
+def most_tokens(rules: Rules, limits: Limits) -> tuple[int, int]:
+    """Count the tokens that a slice may have, which a picture is too, and a picture or a whole video.
+
+    A video that is long and thin may have more in all; no slice has.
+    """
+    image, video = rules.image, rules.video
+    pixels = image.max_pixels
+    frame = video.max_pixels // video.temporal
+    if limits.image_tokens is not None:
+        pixels = min(pixels, limits.image_tokens * image.factor**2)
+        frame = min(frame, limits.image_tokens * video.factor**2)
+    if limits.video_tokens is not None:
+        frame = min(frame, limits.video_tokens * video.factor**2)
+    a_slice = max(_most(pixels, image), _most(frame, video))
+    whole = video.max_pixels // (video.temporal * video.factor**2)
+    whole = whole if limits.video_tokens is None else min(whole, limits.video_tokens)
+    return a_slice, max(a_slice, whole if limits.max_videos else 0)
+
+
+def _most(pixels: int, rule: ImageRule) -> int:
+    # What is brought up to the least may come out above it, by a token a side.
+    low = min(rule.min_pixels * 1.05, pixels) / rule.factor**2
+    raised = low + math.sqrt(low * MAX_ASPECT) + math.sqrt(low / MAX_ASPECT) + 1
+    return max(pixels // rule.factor**2, MAX_ASPECT, math.ceil(raised))
 
 
 def _check_aspect(size: Size, own: Size) -> None:

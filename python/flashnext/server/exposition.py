@@ -367,6 +367,36 @@ ENGINE: tuple[Metric[Facts], ...] = (
         lambda f: f.counts.cache.spill_failures,
     ),
     Metric(
+        "flashnext_vision_media",
+        "counter",
+        "Pictures and videos that went through the vision tower; one that a chat shows does so once.",
+        lambda f: f.counts.vision.media,
+    ),
+    Metric(
+        "flashnext_vision_tokens",
+        "counter",
+        "Tokens of them.",
+        lambda f: f.counts.vision.tokens,
+    ),
+    Metric(
+        "flashnext_vision_passes",
+        "counter",
+        "Passes through the tower; pictures of several requests may share one.",
+        lambda f: f.counts.vision.passes,
+    ),
+    Metric(
+        "flashnext_vision_seconds",
+        "counter",
+        "What the passes took, rounds that came between their steps included.",
+        lambda f: f.counts.vision.seconds,
+    ),
+    Metric(
+        "flashnext_vision_cached",
+        "counter",
+        "Pictures and videos whose features were still there, and that did not go through it again.",
+        lambda f: f.counts.vision.cached,
+    ),
+    Metric(
         "flashnext_memory_used_bytes",
         "gauge",
         "What the process takes, or is accounted for where that is more.",
