@@ -302,7 +302,7 @@ def test_stop_regenerate_and_edit_work_with_pictures(scripted: Scripted, open_pa
     send(page, "Say all of it.")
     expect(page.locator("article.reply .body")).to_contain_text("word0")
     page.locator("#stop").click()
-    expect(page.locator(".problem:visible")).to_have_text("You stopped this reply.")
+    expect(page.locator(".problem")).to_have_text("You stopped this reply.")
     scripted.go_on()
     scripted.says("fine")
     page.get_by_role("button", name="Regenerate").click()
