@@ -140,7 +140,7 @@ def test_the_whole_chat_works_by_keyboard(scripted: Scripted, open_page: OpenPag
         assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != "none", met[-1]
     assert met[::-1] == [
         *("Skip to the message box", "tab-chat", "model", "new-chat", "open-settings", "theme", "log"),
-        *("Copy", "Edit", "Copy", "Copy as curl", "Regenerate", "prompt", "send"),
+        *("Copy", "Edit", "Copy", "Copy as curl", "Regenerate", "attach", "prompt", "send"),
     ]
     # The link at the top leads past all that.
     page.keyboard.press("Enter")

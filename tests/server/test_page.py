@@ -51,7 +51,7 @@ def test_each_file_is_served_as_what_it_is_under_the_strict_policy(path: str, se
         "default-src": "'none'",
         "script-src": "'self'",
         "style-src": "'self'",
-        "img-src": "'self'",
+        "img-src": "'self' data:",
         "connect-src": "'self'",
         "frame-ancestors": "'none'",
         "base-uri": "'none'",

@@ -8,6 +8,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from flashnext.engine.engine import Engine
 from flashnext.engine.sampling import MAX_TOP_LOGPROBS
 from flashnext.server.service import Service
 
@@ -47,7 +48,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "context_window": engine.context,
         "max_model_len": engine.context,
         "max_output_tokens": min(cap or engine.context - 1, engine.context - 1),
-        "modalities": {"input": ["text"], "output": ["text"]},
+        "modalities": {"input": _readable(engine), "output": ["text"]},
         "capabilities": {
             "completion": True,
             "tools": True,
@@ -61,6 +62,11 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "draft_head": loaded.checkpoint.config.n_mtp_layers > 0,
         "device": loaded.device.name,
     }
+
+
+def _readable(engine: Engine) -> list[str]:
+    """Name what the prompts of an engine may be made of; the chat page offers pictures by it."""
+    return ["text"] if engine.eyes is None else ["text", "image", "video"]
 
 
 async def health(service: Service, http: Request) -> Response:

@@ -24,12 +24,13 @@ _TYPES = {
 }
 
 # What a model writes can neither run nor load nor send anything, even where the page should be wrong: only
-# its own files are scripts, styles and pictures, only this server is asked, and no text is parsed as markup.
+# its own files are scripts and styles, only this server is asked, and no text is parsed as markup. A picture
+# may be all in its address, as those that a user adds are: to show it asks nobody.
 _POLICY = (
     "default-src 'none'",
     "script-src 'self'",
     "style-src 'self'",
-    "img-src 'self'",
+    "img-src 'self' data:",
     "connect-src 'self'",
     "frame-ancestors 'none'",
     "base-uri 'none'",

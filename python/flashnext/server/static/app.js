@@ -4,6 +4,7 @@ import { models } from "./api.js";
 import { bindChat, clearChat, showChat, stop } from "./chat.js";
 import { byId, el } from "./dom.js";
 import { askForKey, bindKeyDialog, setKey } from "./key.js";
+import { bindPictures, offer } from "./pictures.js";
 import { bindSettings, showSettings } from "./settings.js";
 import { forget, load, save, state } from "./state.js";
 import { bindStatus, look } from "./status.js";
@@ -62,6 +63,7 @@ async function showModels() {
   select.replaceChildren(...listed.map(({ id }) => el("option", { value: id }, id)));
   if (listed.some(({ id }) => id === state.settings.model)) select.value = state.settings.model;
   state.settings.model = select.value;
+  offer(listed[0]?.modalities?.input ?? []);
 }
 
 function startAgain() {
@@ -90,6 +92,7 @@ bindTabs();
 bindKeyDialog();
 bindSettings({ onForget: forgetAll, onKey: showModels });
 bindChat(showModels);
+bindPictures();
 byId("new-chat").addEventListener("click", startAgain);
 byId("notice-close").addEventListener("click", () => notice(""));
 byId("model").addEventListener("change", (event) => {

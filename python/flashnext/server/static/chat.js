@@ -1,9 +1,10 @@
 // The chat: sends, shows what comes, stops, answers again, and lets the last message be changed.
 
 import { streamChat } from "./api.js";
-import { byId } from "./dom.js";
+import { announce, byId } from "./dom.js";
 import { askForKey, key } from "./key.js";
 import { ReplyNode, userNode } from "./messages.js";
+import { attached, onceRead, setAttached } from "./pictures.js";
 import { bodyOf, curlOf, paramsOf } from "./request.js";
 import { save, state } from "./state.js";
 
@@ -48,19 +49,18 @@ function toEnd() {
   log.scrollTop = log.scrollHeight;
 }
 
-function announce(text) {
-  byId("announcer").textContent = text;
-}
-
 /** Send what was written. */
 function send() {
-  const content = prompt.value;
-  if (!content.trim() || running) return;
+  if (running || onceRead(send)) return;
+  const content = prompt.value.trim() ? prompt.value : "";
+  const pictures = attached();
+  if (!content && !pictures.length) return;
   if (editing) dropFromLastUser();
   setEditing(false);
   prompt.value = "";
+  setAttached([]);
   fit();
-  const message = { role: "user", content };
+  const message = pictures.length ? { role: "user", content, pictures } : { role: "user", content };
   state.messages.push(message);
   list.append(userNode(message, edit));
   answer();
@@ -181,7 +181,9 @@ function lastUser() {
 
 function edit() {
   if (running) return;
-  prompt.value = state.messages[lastUser()].content;
+  const { content, pictures = [] } = state.messages[lastUser()];
+  prompt.value = content;
+  setAttached(pictures.filter(({ url }) => url));
   setEditing(true);
   fit();
   prompt.focus();
@@ -193,7 +195,10 @@ function dropFromLastUser() {
 }
 
 function setEditing(now) {
-  if (editing && !now) prompt.value = "";
+  if (editing && !now) {
+    prompt.value = "";
+    setAttached([]);
+  }
   editing = now;
   byId("editing").hidden = !now;
   fit();

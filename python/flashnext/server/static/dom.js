@@ -27,6 +27,11 @@ export function byId(id) {
   return node;
 }
 
+/** Have something told to who listens to the page. */
+export function announce(text) {
+  byId("announcer").textContent = text;
+}
+
 /** Fill a description list with [name, value] pairs, leaving out those without a value. */
 export function describe(list, pairs) {
   const told = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");

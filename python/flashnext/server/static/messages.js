@@ -13,15 +13,31 @@ function article(role, title, ...parts) {
   return node;
 }
 
+/** Show a picture as an item of a list. A video, and what was not kept, is named. */
+export function pictureItem({ name, kind, url }, ...more) {
+  if (url && kind === "image") {
+    return el("li", {}, el("img", { src: url, alt: name, draggable: "false" }), ...more);
+  }
+  const text = url ? `Video: ${name}` : `${name} was too large to be kept over a reload, and is not sent any more.`;
+  return el("li", {}, el("span", {}, text), ...more);
+}
+
 /**
  * Make the node of what the user said.
- * @param {{content: string}} message
+ * @param {{content: string, pictures?: {name: string, kind: string, url: string}[]}} message
  * @param {() => void} onEdit
  */
 export function userNode(message, onEdit) {
-  const actions = el("div", { class: "actions" }, copyButton("Copy", () => message.content));
+  const actions = el("div", { class: "actions" });
+  if (message.content) actions.append(copyButton("Copy", () => message.content));
   actions.append(button("Edit", onEdit, { class: "for-last" }));
-  return article("user", "You", el("div", { class: "body", dir: "auto" }, message.content), actions);
+  const parts = [];
+  if (message.pictures) {
+    const items = message.pictures.map((picture) => pictureItem(picture));
+    parts.push(el("ul", { class: "pictures", role: "list", "aria-label": "Pictures" }, ...items));
+  }
+  if (message.content) parts.push(el("div", { class: "body", dir: "auto" }, message.content));
+  return article("user", "You", ...parts, actions);
 }
 
 /** A reply on the page, which is shown again whenever more of it has come. */

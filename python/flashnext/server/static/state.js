@@ -8,7 +8,13 @@ export const SAMPLING = ["temperature", "top_p", "top_k", "max_tokens", "seed"];
 const SETTINGS = { system: "", model: "", thinking: "", drafts: "", keep: false };
 for (const name of SAMPLING) SETTINGS[name] = "";
 
-/** All that is kept. `messages` alternate: {role, content}, of a reply with what is known of it. */
+// Browsers keep some five million characters; the rest is for texts.
+const PICTURE_CHARS = 3_000_000;
+
+/**
+ * All that is kept. `messages` alternate: {role, content}, of a user with `pictures` where there are any, of a reply with
+ * what is known of it.
+ */
 export const state = { messages: [], settings: { ...SETTINGS } };
 
 function parsed(text) {
@@ -34,10 +40,28 @@ export function load() {
   }
 }
 
-/** Keep all of it. Returns whether there was room. */
+/** Write the state, with as many of the latest pictures as have room; of others the name stays. */
+function written(room) {
+  let left = room;
+  const messages = state.messages.toReversed().map((message) => {
+    if (!message.pictures) return message;
+    const pictures = message.pictures.map((picture) => {
+      const fits = picture.url.length <= left;
+      if (fits) left -= picture.url.length;
+      return fits ? picture : { ...picture, url: "" };
+    });
+    return { ...message, pictures };
+  });
+  return JSON.stringify({ ...state, messages: messages.reverse() });
+}
+
+/** Keep all of it, without pictures where there is no room for them. Returns whether there was room. */
 export function save() {
+  return keep(written(PICTURE_CHARS)) || keep(written(0));
+}
+
+function keep(text) {
   try {
-    const text = JSON.stringify(state);
     sessionStorage.setItem(NAME, text);
     if (state.settings.keep) localStorage.setItem(NAME, text);
     else localStorage.removeItem(NAME);
