@@ -32,8 +32,18 @@ from flashnext.engine.defaults import (
 )
 from flashnext.engine.wording import FLAGS
 from flashnext.errors import FlashnextError
+from flashnext.media.limits import Limits
 from flashnext.server.configuration import Parser, parse, written
-from flashnext.server.options import CACHE_AUTO, add_options, cache_gib, folder, gib, parallel, settings_of
+from flashnext.server.options import (
+    CACHE_AUTO,
+    add_options,
+    cache_gib,
+    folder,
+    gib,
+    parallel,
+    settings_of,
+    whole,
+)
 from flashnext.version import VERSION
 
 # What takes long to import is imported where it is needed, so that --help and refusals are instant.
@@ -242,6 +252,41 @@ def serve_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="as many drafts as allowed, whatever they cost (default: as many as pay)",
     )
+    vision = parser.add_argument_group("pictures and videos")
+    vision.add_argument(
+        "--no-vision",
+        action="store_true",
+        help="leave the vision tower out, and refuse pictures and videos (default: with it, where the model "
+        "has one)",
+    )
+    vision.add_argument(
+        "--vision-image-tokens",
+        type=whole(1),
+        default=Limits.image_tokens,
+        metavar="N",
+        help="most tokens of a picture, and of a slice of a video; larger ones are made smaller (default "
+        f"{Limits.image_tokens})",
+    )
+    vision.add_argument(
+        "--vision-video-tokens",
+        type=whole(1),
+        metavar="N",
+        help="most tokens of a video, whose frames are made smaller (default: the model's own rule)",
+    )
+    vision.add_argument(
+        "--vision-max-images",
+        type=whole(0),
+        default=Limits.max_images,
+        metavar="N",
+        help=f"most pictures of a request (default {Limits.max_images})",
+    )
+    vision.add_argument(
+        "--vision-max-videos",
+        type=whole(0),
+        default=Limits.max_videos,
+        metavar="N",
+        help=f"most videos of a request (default {Limits.max_videos})",
+    )
     add_options(parser)
     return parser
 
@@ -300,6 +345,12 @@ def _load_and_serve(
     set_up(args.log_level, args.log_format)
     settings = replace(settings, max_connections=connections_allowed(settings.max_connections))
     service = Service(settings)
+    limits = Limits(
+        image_tokens=args.vision_image_tokens,
+        video_tokens=args.vision_video_tokens,
+        max_images=args.vision_max_images,
+        max_videos=args.vision_max_videos,
+    )
     load = partial(
         Engine,
         path,
@@ -318,6 +369,8 @@ def _load_and_serve(
         prefix_cache_gib=args.prefix_cache,
         spill_dir=args.spill_dir,
         spill_limit_gib=args.spill_limit,
+        vision=not args.no_vision,
+        media_limits=limits,
         planned=partial(_show_plan, settings=settings),
         names=FLAGS,
     )

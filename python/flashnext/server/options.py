@@ -35,11 +35,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--top-p", type=number(1e-6, 1), metavar="P", help="above 0 to 1 (default: the checkpoint's)"
     )
     names.add_argument(
-        "--top-k", type=_whole(-1), metavar="K", help="tokens, 0 or -1 for all (default: the checkpoint's)"
+        "--top-k", type=whole(-1), metavar="K", help="tokens, 0 or -1 for all (default: the checkpoint's)"
     )
     names.add_argument(
         "--max-tokens",
-        type=_whole(1),
+        type=whole(1),
         metavar="TOKENS",
         help="longest reply (default: what the context leaves)",
     )
@@ -96,11 +96,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="longest body in MiB (default 64)",
     )
     limits.add_argument(
-        "--max-connections", type=_whole(1), default=4096, metavar="N", help="open connections (default 4096)"
+        "--max-connections", type=whole(1), default=4096, metavar="N", help="open connections (default 4096)"
     )
     limits.add_argument(
         "--queue",
-        type=_whole(0),
+        type=whole(0),
         default=256,
         metavar="N",
         help="requests that may wait beside those answered at once (default 256)",
@@ -136,7 +136,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     limits.add_argument(
         "--max-responses",
-        type=_whole(0),
+        type=whole(0),
         default=1000,
         metavar="N",
         help="replies of /v1/responses kept in memory for previous_response_id, the oldest goes first; 0 for "
@@ -347,7 +347,7 @@ def number(low: float, high: float) -> Callable[[str], float]:
     return read
 
 
-def _whole(low: int) -> Callable[[str], int]:
+def whole(low: int) -> Callable[[str], int]:
     """Read a whole number that is large enough."""
 
     def read(text: str) -> int:
