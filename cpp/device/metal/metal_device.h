@@ -11,10 +11,10 @@
 namespace flashnext::mtl {
 
 // A kernel of the device's table: threads of a threadgroup, columns (or blocks, heads, ids) that a grid step
-// of the tiled axis covers, and the slots before its argument struct.
+// of the tiled axis covers, the slots before its argument struct, and `rows` as in Kernel.
 struct KernelEntry {
   std::string name;
-  uint32_t threads, tile, rows, slots;
+  uint32_t threads, tile, slots, rows = 0;
 };
 
 // What a device does while nothing is asked of it. Without work memory does not stay wired, and the first

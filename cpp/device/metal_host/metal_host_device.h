@@ -14,7 +14,7 @@ namespace flashnext::metal_host {
 // A kernel of the device's table: threads of a threadgroup, and `tile` and `rows` as in Kernel.
 struct KernelEntry {
   std::string name;
-  uint32_t threads, tile, rows;
+  uint32_t threads, tile, rows = 0;
 };
 
 struct Options {

@@ -7,8 +7,8 @@ namespace flashnext::mtl {
 std::vector<KernelEntry> kernels() {
   std::vector<KernelEntry> all;
   const auto add = [&](const std::string& name, uint32_t slots, int threads, int tile = 1, int rows = 0) {
-    all.push_back({name, static_cast<uint32_t>(threads), static_cast<uint32_t>(tile),
-                   static_cast<uint32_t>(rows), slots});
+    all.push_back({name, static_cast<uint32_t>(threads), static_cast<uint32_t>(tile), slots,
+                   static_cast<uint32_t>(rows)});
   };
   for (const std::string type : {"_bf16", "_f32"}) {
     add("embed" + type, 6, kRowThreads);
