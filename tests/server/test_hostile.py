@@ -68,7 +68,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("message is text", {"messages": ["hi"]}, "messages[0]"),
     ("unknown role", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     ("content is a number", {"messages": user(5)}, "messages[0].content"),
-    ("picture", {"messages": user([{"type": "image_url"}])}, "messages[0].content[0].type"),
+    ("picture of nothing", {"messages": user([{"type": "image_url"}])}, "messages[0].content[0].image_url"),
     ("temperature below", {"temperature": -1}, "temperature"),
     ("temperature above", {"temperature": 101}, "temperature"),
     ("temperature text", {"temperature": "1"}, "temperature"),
