@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from flashnext.media import Limits
+from flashnext.media import ImagePart, Limits
 from flashnext.server.fields import Unknown
 from flashnext.server.responses_items import chat_of
 from flashnext.server.shown import with_files, without_data
@@ -287,7 +287,7 @@ def test_places_are_those_of_the_request_behind_systems_results_and_kept_items(s
         {"type": "tool_result", "tool_use_id": name, "content": [shown(MESSAGES, url)]}
         for name, url in (("2", good), ("1", bad))
     ]
-    calls = [{"type": "tool_use", "id": one, "name": "f", "input": {}} for one in ("1", "2")]
+    calls: list[Any] = [{"type": "tool_use", "id": one, "name": "f", "input": {}} for one in ("1", "2")]
     turns = [
         {"role": "user", "content": [shown(MESSAGES, good), text(MESSAGES, "a")]},
         {"role": "assistant", "content": calls},
@@ -416,8 +416,8 @@ def test_the_tower_sees_a_picture_once_over_a_chat_and_the_reply_is_about_the_ne
 @pytest.mark.timeout(300)
 def test_broken_files_get_a_sentence_each_and_leave_the_server_as_it_was(server: ServerProcess) -> None:
     cases = {name: case for name, case in broken_images().items() if case.limits == Limits()}
-    cases = {name: case for name, case in cases.items() if hasattr(case.part, "data")}
-    assert len(cases) >= 40
+    files = {name: case.part.data for name, case in cases.items() if isinstance(case.part, ImagePart)}
+    assert len(files) >= 40
 
     def most_bytes() -> int:
         status = Path(f"/proc/{server.process.pid}/status")
@@ -428,10 +428,10 @@ def test_broken_files_get_a_sentence_each_and_leave_the_server_as_it_was(server:
 
     assert post(server, CHAT, body(CHAT, [shown(CHAT, data_url(picture()))], max_tokens=2)).status_code == 200
     before = most_bytes()
-    for i, (name, case) in enumerate(cases.items()):
+    for i, (name, data) in enumerate(files.items()):
         route = (CHAT, RESPONSES, MESSAGES)[i % 3]
-        place, problem = refused(server, route, body(route, [shown(route, data_url(case.part.data))]))
-        assert case.words in problem, name
+        place, problem = refused(server, route, body(route, [shown(route, data_url(data))]))
+        assert cases[name].words in problem, name
         assert place.startswith(("messages[0].content[0]", "input[0].content[0]"))
     assert most_bytes() - before < 256 * 2**20
     assert post(server, CHAT, golden(CHAT, GOLDEN["image-5"])).json()["choices"][0]["message"]["content"] == (
