@@ -287,6 +287,11 @@ def serve_parser() -> argparse.ArgumentParser:
         metavar="N",
         help=f"most videos of a request (default {Limits.max_videos})",
     )
+    vision.add_argument(
+        "--media-urls",
+        action="store_true",
+        help="fetch what requests name by https addresses, from public servers alone (default: refuse them)",
+    )
     add_options(parser)
     return parser
 
@@ -345,12 +350,6 @@ def _load_and_serve(
     set_up(args.log_level, args.log_format)
     settings = replace(settings, max_connections=connections_allowed(settings.max_connections))
     service = Service(settings)
-    limits = Limits(
-        image_tokens=args.vision_image_tokens,
-        video_tokens=args.vision_video_tokens,
-        max_images=args.vision_max_images,
-        max_videos=args.vision_max_videos,
-    )
     load = partial(
         Engine,
         path,
@@ -370,7 +369,7 @@ def _load_and_serve(
         spill_dir=args.spill_dir,
         spill_limit_gib=args.spill_limit,
         vision=not args.no_vision,
-        media_limits=limits,
+        media_limits=settings.media_limits,
         planned=partial(_show_plan, settings=settings),
         names=FLAGS,
     )

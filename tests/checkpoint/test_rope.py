@@ -1,7 +1,8 @@
-"""Rotary frequencies against those of transformers, recorded in tests/data/rope_transformers.json."""
+"""Rotary frequencies against those of transformers, recorded in tests/data/rope_transformers.json.gz."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 from pathlib import Path
@@ -14,7 +15,7 @@ from flashnext.errors import InvalidArgument
 from support.random_checkpoint import random_config
 
 CASES: dict[str, dict[str, Any]] = json.loads(
-    (Path(__file__).parents[1] / "data" / "rope_transformers.json").read_text()
+    gzip.decompress((Path(__file__).parents[1] / "data" / "rope_transformers.json.gz").read_bytes())
 )["cases"]
 # A vectorized float32 power, which the oracle uses, may miss the correctly rounded one by a unit in the last
 # place.

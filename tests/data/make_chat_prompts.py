@@ -1,5 +1,5 @@
-"""Records how transformers renders chats: `python make_chat_prompts.py ../tiny/hf chat_prompts.json` (needs
-transformers).
+"""Records how transformers renders chats: `python make_chat_prompts.py ../tiny/hf chat_prompts.json.gz`, with
+transformers.
 
 Each case is rendered with the checkpoint's own template and with strict_template.jinja; a template's refusal
 is recorded as its sentence. No case spells a control token in its text, since transformers would read it as
@@ -8,6 +8,7 @@ one.
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -139,7 +140,8 @@ def record(folder: str, out: str) -> None:
             except jinja2.TemplateError as e:
                 line["refusal"] = e.message
             lines.append(json.dumps(line, separators=(",", ":")))
-    Path(out).write_text("[\n" + ",\n".join(lines) + "\n]\n", encoding="utf-8")
+    text = "[\n" + ",\n".join(lines) + "\n]\n"
+    Path(out).write_bytes(gzip.compress(text.encode(), 9, mtime=0))
     print(f"{len(lines)} renderings by transformers {transformers.__version__}")
 
 

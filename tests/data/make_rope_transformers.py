@@ -1,4 +1,4 @@
-"""Remakes rope_transformers.json, the rotary frequencies that transformers computes (extra `oracle`).
+"""Remakes rope_transformers.json.gz, the rotary frequencies that transformers computes (extra `oracle`).
 
     python tests/data/make_rope_transformers.py
 
@@ -9,6 +9,7 @@ attention factor.
 from __future__ import annotations
 
 import copy
+import gzip
 import itertools
 import json
 from pathlib import Path
@@ -78,7 +79,8 @@ def main() -> None:
     compact = json.JSONEncoder(separators=(",", ":")).encode
     lines = ",\n".join(f"{compact(name)}:{compact(case)}" for name, case in out.items())
     content = f'{{"made_with": {json.dumps(made_with)},\n"cases": {{\n{lines}\n}}}}\n'
-    Path(__file__).with_name("rope_transformers.json").write_text(content)
+    packed = gzip.compress(content.encode(), 9, mtime=0)
+    Path(__file__).with_name("rope_transformers.json.gz").write_bytes(packed)
 
 
 if __name__ == "__main__":

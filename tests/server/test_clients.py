@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import subprocess
@@ -215,6 +216,17 @@ def test_anthropic_is_told_the_stop_sequence_and_raises_its_own_errors(claude: A
         claude.messages.stream(messages=long, **ADAPTIVE),
     ):
         pass
+
+
+def test_anthropic_shows_a_picture_and_counts_it(claude: Any) -> None:
+    data = base64.b64encode((GOLDEN.parent / "media" / "image-5-0.png").read_bytes()).decode()
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    parts = [{"type": "image", "source": source}, {"type": "text", "text": "what shape is this"}]
+    turns = [{"role": "user", "content": parts}]
+    message = claude.messages.create(model=MODEL, max_tokens=50, messages=turns, **GREEDY)
+    assert message.content[0].text == "It is a star."
+    counted = claude.messages.count_tokens(model=MODEL, messages=turns)
+    assert counted.input_tokens == read(message.usage)
 
 
 def test_every_field_that_the_anthropic_package_sends_is_in_a_table() -> None:

@@ -73,7 +73,7 @@ EVERYTHING = [
     "--no-key-needed", "--no-page", "--max-body", "0.5", "--max-connections", "7", "--queue", "0",
     "--request-timeout", "5", "--client-timeout", "3", "--drain", "1", "--stall-timeout", "9",
     "--max-responses", "0", "--max-responses-size", "0.1", "--log-level", "debug", "--log-format", "json",
-    "--log-prompts", "--record", "r",
+    "--log-prompts", "--record", "r", "--media-urls",
 ]  # fmt: skip
 
 

@@ -69,6 +69,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("unknown role", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
     ("content is a number", {"messages": user(5)}, "messages[0].content"),
     ("picture of nothing", {"messages": user([{"type": "image_url"}])}, "messages[0].content[0].image_url"),
+    ("picture of a program", {"messages": user([{"type": "image", "image": "/a"}])},
+     "messages[0].content[0].type"),
     ("temperature below", {"temperature": -1}, "temperature"),
     ("temperature above", {"temperature": 101}, "temperature"),
     ("temperature text", {"temperature": "1"}, "temperature"),

@@ -112,7 +112,7 @@ RESPONSES: list[tuple[dict[str, Any], str]] = [
     ({"input": [USER, CALL, {"type": "function_call_output", "call_id": "1", "output": [{"type": "x"}]}]},
      "input[2].output[0].type"),
     ({"instructions": "x", "input": [USER, {"role": "user", "content": [{"type": "input_image"}]}]},
-     "input[1].content[0].type"),
+     "input[1].content[0].image_url"),
     ({"input": [USER, {"type": "reasoning", "summary": [{"type": "text", "text": "x"}]}]},
      "input[1].summary[0].type"),
     ({"instructions": 5}, "instructions"),

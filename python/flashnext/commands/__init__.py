@@ -281,6 +281,7 @@ def replay(parser: argparse.ArgumentParser) -> Run:
 
     def run(args: argparse.Namespace) -> None:
         from flashnext.engine.engine import Engine
+        from flashnext.media import Limits
         from flashnext.server.record import Record
 
         record = Record.find(args.file, args.id)
@@ -291,6 +292,7 @@ def replay(parser: argparse.ArgumentParser) -> Run:
             context=record.context,
             parallel=1,
             load_limit_gib=args.load_limit,
+            media_limits=Limits(**record.media_limits),
             names=FLAGS,
         ) as engine:
             for i, (was, now) in enumerate(zip(record.token_shas, record.replay(engine), strict=True)):

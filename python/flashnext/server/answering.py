@@ -60,6 +60,7 @@ class Running:
 
     Attributes:
         requests: The replies.
+        fetched: What the addresses of the request held, by these, where that is kept.
         error: What they failed with.
         left: Whether nobody reads the response any more.
     """
@@ -84,6 +85,7 @@ class Running:
         self._late = False
         self._ended = False
         self.requests: list[AsyncRequest] = []
+        self.fetched: dict[str, bytes] | None = None
         self.error: Exception | None = None
         self.left = False
 

@@ -9,7 +9,9 @@ from typing import Any, TypeVar
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect, Request
 
+from flashnext.errors import InvalidArgument
 from flashnext.server.errors import BodyTimeout, BodyTooLarge, WrongContentType
+from flashnext.server.long_texts import cut_out, put_back
 from flashnext.server.settings import Settings
 from flashnext.server.stream import ClientGone
 from flashnext.text.jsontext import clean_value, loads
@@ -76,7 +78,7 @@ def _check_form(headers: Headers) -> None:
                 )
 
 
-async def _receive(http: Request, max_bytes: int, patience_s: float) -> bytes:
+async def _receive(http: Request, max_bytes: int, patience_s: float) -> bytearray:
     too_large = f"the body is longer than {max_bytes} bytes, the most that is read"
     length = http.headers.get("content-length", "0")
     if length.isascii() and length.isdigit() and int(length[:19]) > max_bytes:
@@ -96,19 +98,24 @@ async def _receive(http: Request, max_bytes: int, patience_s: float) -> bytes:
         ) from None
     except ClientDisconnect:
         raise ClientGone from None
-    return bytes(data)
+    return data
 
 
-def _parse(data: bytes, read: Callable[[dict[str, Any]], T]) -> tuple[dict[str, Any], T]:
+def _parse(data: bytearray, read: Callable[[dict[str, Any]], T]) -> tuple[dict[str, Any], T]:
+    short, texts = cut_out(data)
     try:
-        value = loads(data, unique_keys=True)
-    except InvalidField:
-        raise
+        try:
+            value = loads(short, unique_keys=True)
+        except InvalidArgument:
+            value = loads(data, unique_keys=True)  # tells where in that it goes wrong
     except ValueError as error:
         raise InvalidField("body", f"expected a JSON object, but {error}") from None
     if not isinstance(value, dict):
         raise InvalidField("body", f"expected a JSON object, found {type(value).__name__}")
-    if b"\\ud" in data or b"\\uD" in data:
+    if b"\\ud" in short or b"\\uD" in short:
         value = clean_value(value)
+        assert isinstance(value, dict)
+    if texts:
+        value = put_back(value, texts)
         assert isinstance(value, dict)
     return value, read(value)

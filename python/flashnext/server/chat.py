@@ -12,6 +12,7 @@ from flashnext.server.body import read_body
 from flashnext.server.chat_request import Asked, ChatRequest
 from flashnext.server.chat_response import ChatResponse
 from flashnext.server.logprobs import ChatLogprobs
+from flashnext.server.opening import read_chat
 from flashnext.server.service import Service
 
 
@@ -27,7 +28,7 @@ async def chat(service: Service, http: Request) -> Response:
     body, (asked, sampling, turn) = await read_body(http, service.settings, read)
     engine = service.engine
     async with service.begin(http, body, asked.n) as running:
-        prompt = await engine.read_async(turn.messages, tools=turn.tools, options=turn.options)
+        prompt = await read_chat(service, turn, running.fetched)
         running.requests = await service.choices(prompt, sampling, asked.n, parameters="function.parameters")
         answer = ChatResponse(
             id=f"chatcmpl-{service.new_id()}",

@@ -8,8 +8,8 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from flashnext.errors import InvalidArgument
 from flashnext.server.fields import PARTS, Unknown, know
@@ -17,9 +17,14 @@ from flashnext.text.arguments import TOOL_NAME
 from flashnext.text.jsontext import clean_value, loads
 from flashnext.text.messages import InvalidField, cut
 
-MEDIA = ("image", "document", "input_image", "input_file", "input_audio", "input_video", "video")
+PICTURES = ("image", "input_image", "image_url", "video_url")
+"""Types of parts that show something, by the names that they have on one route or another."""
+_UNREAD = ("document", "file", "input_file", "input_audio", "input_video", "video", "search_result")
 _TOOL_NAME = re.compile(TOOL_NAME)
 _SEAL = "flashnext-1."
+
+Show = Callable[[dict[str, Any], str, Unknown], dict[str, Any]]
+"""Reads a part that shows something, with its place, as a part of a chat."""
 
 
 def objects(value: Any, field: str) -> list[dict[str, Any]]:
@@ -72,10 +77,51 @@ def joined_text(content: Any, field: str, kinds: Mapping[str, str], unknown: Unk
     return "".join(texts)
 
 
+def content_of(
+    content: Any, field: str, kinds: Mapping[str, str], shows: Mapping[str, Show], unknown: Unknown
+) -> str | list[dict[str, Any]]:
+    """Read what is said and shown; text where nothing is shown.
+
+    Args:
+        content: What is said and shown; null is nothing.
+        field: Its place.
+        kinds: The types of parts that are text, with the name under which each has its text.
+        shows: The types of parts that show something, with what reads each.
+        unknown: What is done about unknown fields of parts.
+
+    Raises:
+        InvalidField: It is something else.
+    """
+    if not shows or not isinstance(content, list):
+        return joined_text(content, field, kinds, unknown)
+    parts: list[str | dict[str, Any]] = []
+    for i, part in enumerate(objects(content, field)):
+        kind, place = part.get("type"), f"{field}[{i}]"
+        if isinstance(kind, str) and kind in shows:
+            parts.append(shows[kind](part, place, unknown))
+        elif isinstance(kind, str) and kind in kinds:
+            know(part, PARTS, place, unknown)
+            parts.append(text_in(part, kinds[kind], place))
+        else:
+            raise refused_type(kind, f"{place}.type", (*kinds, *shows))
+    return joined(parts)
+
+
+def joined(parts: Sequence[str | dict[str, Any]]) -> str | list[dict[str, Any]]:
+    """Write texts, and parts that show something between them, as the content of a message."""
+    if all(isinstance(part, str) for part in parts):
+        return "".join(cast(Sequence[str], parts))
+    return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+
+
 def refused_type(kind: Any, field: str, known: Mapping[str, Any] | Sequence[str]) -> InvalidField:
     """Say that something of such a type is not read."""
-    if kind in MEDIA:
-        return InvalidField(field, f"{kind!r} is not supported yet; only text is")
+    if kind in PICTURES and not any(name in PICTURES for name in known):
+        return InvalidField(
+            field, f"{kind!r} cannot stand here; pictures stand in messages of the user and results of calls"
+        )
+    if kind in _UNREAD:
+        return InvalidField(field, f"{kind!r} is not read here; give one of {', '.join(known)}")
     return InvalidField(field, f"expected one of {', '.join(known)}, found {_shown(kind)}")
 
 

@@ -13,6 +13,7 @@ from flashnext.grammar import Grammar
 from flashnext.server.drawing import Drawing, check_top_logprobs
 from flashnext.server.fields import CHAT, Unknown, know_messages
 from flashnext.server.settings import Defaults
+from flashnext.server.shown import know_shown
 from flashnext.server.structured import either, know_choice, read_tool_choice
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import TemplateOptions
@@ -131,6 +132,7 @@ class ChatRequest(ChatPrompt, Drawing):
         """
         request = cls.check(body, CHAT, unknown)
         know_messages(request.messages, unknown)
+        know_shown(request.messages, unknown)
         know_choice(request.tool_choice, unknown)
         if request.top_logprobs and not request.logprobs:
             raise InvalidField("top_logprobs", "needs logprobs: true")

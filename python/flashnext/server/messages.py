@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from starlette.requests import Request
@@ -13,6 +12,7 @@ from flashnext.server.body import read_body
 from flashnext.server.chat_request import Asked
 from flashnext.server.messages_request import MessagesCount, MessagesRequest
 from flashnext.server.messages_response import MessagesResponse
+from flashnext.server.opening import read_chat, tokens_of
 from flashnext.server.service import Service
 
 
@@ -25,9 +25,8 @@ async def create(service: Service, http: Request) -> Response:
         return asked, asked.sampling(service.settings.defaults, service.engine.context), asked.chat()
 
     body, (asked, sampling, turn) = await read_body(http, service.settings, read)
-    engine = service.engine
     async with service.begin(http, body, 1) as running:
-        prompt = await engine.read_async(turn.messages, tools=turn.tools, options=turn.options)
+        prompt = await read_chat(service, turn, running.fetched)
         running.requests = await service.choices(prompt, sampling, 1, parameters="input_schema")
         (request,) = running.requests
         answer = MessagesResponse(
@@ -51,5 +50,4 @@ async def count(service: Service, http: Request) -> Response:
         return asked.chat()
 
     _, turn = await read_body(http, service.settings, read)
-    prompt = await asyncio.to_thread(service.engine.template.render, turn.messages, turn.tools, turn.options)
-    return JSONResponse({"input_tokens": len(prompt.token_ids)})
+    return JSONResponse({"input_tokens": len(await tokens_of(service, turn))})

@@ -7,6 +7,8 @@ from typing import Any
 
 from flashnext.server.chat_form import (
     call,
+    content_of,
+    joined,
     joined_text,
     objects,
     refused_type,
@@ -15,20 +17,23 @@ from flashnext.server.chat_form import (
     unseal,
 )
 from flashnext.server.fields import PARTS, Unknown, know
+from flashnext.server.shown import image_block
 from flashnext.text.messages import InvalidField, cut
 
 _TEXT = {"text": "text"}
+_SHOWS = {"image": image_block}
 _MARKS = ("type", "cache_control")
 # What each type of block may have beside the parts that are text alone.
 BLOCKS: dict[str, tuple[str, ...]] = {
     "text": PARTS,
+    "image": (*_MARKS, "source"),
     "thinking": (*_MARKS, "thinking", "signature"),
     "redacted_thinking": (*_MARKS, "data"),
     "tool_use": (*_MARKS, "id", "name", "input", "caller", "toolset_name"),
     "tool_result": (*_MARKS, "tool_use_id", "content", "is_error", "toolset_name"),
 }
 _OF_ROLE = {
-    "user": ("text", "tool_result"),
+    "user": ("text", "image", "tool_result"),
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
@@ -114,33 +119,35 @@ def _assistant(blocks: Sequence[dict[str, Any]], field: str) -> dict[str, Any]:
 def _others(
     role: str, blocks: Sequence[dict[str, Any]], field: str, unknown: Unknown
 ) -> list[dict[str, Any]]:
-    """Read a turn that is not the assistant's: its texts, and the results between them."""
+    """Read a turn that is not the assistant's: what it says and shows, and the results between."""
     messages: list[dict[str, Any]] = []
-    texts: list[str] | None = None if blocks else []
+    parts: list[str | dict[str, Any]] | None = None if blocks else []
 
     def say() -> None:
-        nonlocal texts
-        if texts is not None:
-            messages.append({"role": role, "content": "".join(texts)})
-            texts = None
+        nonlocal parts
+        if parts is not None:
+            messages.append({"role": role, "content": joined(parts)})
+            parts = None
 
     for i, block in enumerate(blocks):
         place = f"{field}[{i}]"
-        if block["type"] == "text":
-            texts = [] if texts is None else texts
-            texts.append(text_in(block, "text", place))
+        if block["type"] != "tool_result":
+            parts = [] if parts is None else parts
+            if block["type"] == "image":
+                parts.append(image_block(block, place, unknown))
+            else:
+                parts.append(text_in(block, "text", place))
             continue
         say()
-        result = joined_text(block.get("content"), f"{place}.content", _TEXT, unknown)
+        result = content_of(block.get("content"), f"{place}.content", _TEXT, _SHOWS, unknown)
         failed = block.get("is_error") or False
         if not isinstance(failed, bool):
             raise InvalidField(f"{place}.is_error", f"expected true or false, found {cut(repr(failed), 80)}")
+        if failed:
+            begin = "Error: "
+            result = begin + result if isinstance(result, str) else [{"type": "text", "text": begin}, *result]
         messages.append(
-            {
-                "role": "tool",
-                "content": f"Error: {result}" if failed else result,
-                "tool_call_id": text_in(block, "tool_use_id", place),
-            }
+            {"role": "tool", "content": result, "tool_call_id": text_in(block, "tool_use_id", place)}
         )
     say()
     return messages

@@ -76,7 +76,10 @@ _MESSAGE = {
     "required": ["role"],
     "properties": {
         "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
-        "content": {"type": ["string", "array", "null"]},
+        "content": {
+            "type": ["string", "array", "null"],
+            "description": "Text, or parts of type text, image_url and video_url.",
+        },
     },
 }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from flashnext.engine.defaults import LEAST_GIB, MOST_GIB
 from flashnext.errors import InvalidArgument
+from flashnext.media.limits import Limits
 from flashnext.server.settings import MIB, Defaults, Settings
 from flashnext.text.jsontext import clean_text
 
@@ -252,6 +253,13 @@ def settings_of(args: argparse.Namespace, name: str, path: str) -> Settings:
             max_tokens=args.max_tokens,
             thinking=not args.no_thinking,
         ),
+        media_limits=Limits(
+            image_tokens=args.vision_image_tokens,
+            video_tokens=args.vision_video_tokens,
+            max_images=args.vision_max_images,
+            max_videos=args.vision_max_videos,
+        ),
+        media_urls=args.media_urls,
         strict_fields=args.strict_fields,
         api_keys=tuple(keys),
         hosts=tuple([*(args.allowed_host or ()), args.host]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Record:
         dtype: Of activations and caches.
         context: Of the server, in tokens.
         defaults: The server's, where the request says nothing.
+        media_limits: How much chats might show there.
         body: What it said.
         seeds: Of its replies.
         token_shas: Fingerprints of its replies.
@@ -44,6 +45,7 @@ class Record:
     body: dict[str, Any]
     seeds: list[int]
     token_shas: list[str]
+    media_limits: dict[str, Any] = field(default_factory=dict)
 
     def append_to(self, path: Path) -> None:
         """Write it as the file's next line.

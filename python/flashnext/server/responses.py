@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from flashnext.server.chat_request import Asked
 from flashnext.server.errors import PreviousNotFound
 from flashnext.server.fields import told_as
 from flashnext.server.logprobs import ChatLogprobs
+from flashnext.server.opening import read_chat, tokens_of
 from flashnext.server.responses_items import listed, said_items
 from flashnext.server.responses_request import ResponsesCount, ResponsesPrompt, ResponsesRequest
 from flashnext.server.responses_response import ResponsesResponse
@@ -50,7 +50,7 @@ async def create(service: Service, http: Request) -> Response:
     engine = service.engine
     async with service.begin(http, body, 1) as running:
         with told_as(messages="input"):
-            prompt = await engine.read_async(turn.messages, tools=turn.tools, options=turn.options)
+            prompt = await read_chat(service, turn, running.fetched)
             running.requests = await service.choices(prompt, sampling, 1, parameters="parameters")
         (request,) = running.requests
         answer = ResponsesResponse(
@@ -81,10 +81,8 @@ async def count(service: Service, http: Request) -> Response:
     _, asked = await read_body(http, service.settings, read)
     turn, _ = await _chat(service, asked, _before(service, asked))
     with told_as(messages="input"):
-        prompt = await asyncio.to_thread(
-            service.engine.template.render, turn.messages, turn.tools, turn.options
-        )
-    return _told({"object": "response.input_tokens", "input_tokens": len(prompt.token_ids)})
+        ids = await tokens_of(service, turn)
+    return _told({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 
 async def retrieve(service: Service, http: Request) -> Response:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from flashnext.server.chat_form import (
+    Show,
     arguments_in,
     call,
+    content_of,
     joined_text,
     objects,
     refused_type,
@@ -16,6 +18,7 @@ from flashnext.server.chat_form import (
     unseal,
 )
 from flashnext.server.fields import Unknown, know
+from flashnext.server.shown import input_image
 from flashnext.text.messages import InvalidField, cut
 
 _MARKS = ("id", "type", "status")
@@ -28,6 +31,8 @@ ITEMS: dict[str, tuple[str, ...]] = {
 }
 _ROLES = ("user", "assistant", "system", "developer")
 _PARTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+_SHOWS = {"input_image": input_image}
+_NOTHING: dict[str, Show] = {}
 
 
 def input_items(given: Any) -> list[dict[str, Any]]:
@@ -41,7 +46,7 @@ def input_items(given: Any) -> list[dict[str, Any]]:
     return objects(given, "input")
 
 
-def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str, Any]]:
+def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown, n_before: int = 0) -> list[dict[str, Any]]:
     """Bring items into the form of a chat.
 
     Thoughts, a message and calls that follow each other in this order are one turn of the assistant.
@@ -49,6 +54,7 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
     Args:
         items: What `input` has.
         unknown: What is done about unknown fields.
+        n_before: How many of them are those of the response that this one goes on from.
 
     Raises:
         InvalidField: What cannot be read, with its place.
@@ -62,7 +68,7 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
         return messages[-1]
 
     for i, item in enumerate(items):
-        field = f"input[{i}]"
+        field = f"input[{i - n_before}]" if i >= n_before else f"previous_response_id[{i}]"
         kind = "message" if item.get("type") is None else item["type"]
         if not isinstance(kind, str) or kind not in ITEMS:
             raise refused_type(kind, f"{field}.type", ITEMS)
@@ -73,7 +79,8 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
                 raise InvalidField(
                     f"{field}.role", f"expected one of {', '.join(_ROLES)}, found {cut(repr(role), 80)}"
                 )
-            said = joined_text(item.get("content"), f"{field}.content", _PARTS, unknown)
+            shows = _SHOWS if role == "user" else _NOTHING
+            said = content_of(item.get("content"), f"{field}.content", _PARTS, shows, unknown)
             if role != "assistant":
                 turn = {}
                 messages.append({"role": role, "content": said})
@@ -96,7 +103,7 @@ def chat_of(items: Sequence[dict[str, Any]], unknown: Unknown) -> list[dict[str,
             turn.setdefault("tool_calls", []).append(found)
         else:
             turn = {}
-            output = joined_text(item.get("output"), f"{field}.output", _PARTS, unknown)
+            output = content_of(item.get("output"), f"{field}.output", _PARTS, _SHOWS, unknown)
             messages.append({"role": "tool", "content": output, "tool_call_id": _call_id(item, field)})
     for one, pieces in thinking:
         one["reasoning_content"] = "".join(pieces)

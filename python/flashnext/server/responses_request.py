@@ -121,7 +121,7 @@ class ResponsesPrompt(BaseModel):
         Raises:
             InvalidField: Options that cannot be, or no messages.
         """
-        messages = chat_of([*before, *self._items], Unknown()) if before else self._messages
+        messages = chat_of([*before, *self._items], Unknown(), len(before)) if before else self._messages
         messages = in_call_order(messages)
         if not messages:
             raise InvalidField("input", "expected at least one item, found none")

@@ -17,29 +17,51 @@ def _one(kind: str, *required: str, **properties: Any) -> dict[str, Any]:
     return {"type": "object", "required": ["type", *required], "properties": properties}
 
 
-def _parts(kind: str) -> dict[str, Any]:
-    """Describe a text, or a list of parts of one type."""
-    return {"anyOf": [_TEXT, {"type": "array", "items": _one(kind, "text", text=_TEXT)}]}
+_ADDRESS = {"type": "string", "description": "A data: URL in base64, or an https: URL with --media-urls."}
+_INPUT_IMAGE = _one(
+    *("input_image", "image_url"),
+    image_url=_ADDRESS,
+    detail={"enum": ["low", "high", "auto", "original", None]},
+)
+_SOURCES = [
+    _one("base64", "media_type", "data", media_type=_TEXT, data=_TEXT),
+    _one("url", "url", url=_ADDRESS),
+]
+_IMAGE = _one("image", "source", source={"anyOf": _SOURCES})
 
 
-def _said(kind: str, *roles: str) -> dict[str, Any]:
-    return {"role": {"enum": list(roles)}, "content": _parts(kind)}
+def _parts(kind: str, *others: dict[str, Any]) -> dict[str, Any]:
+    """Describe a text, or a list of parts of one type, and of others."""
+    text = _one(kind, "text", text=_TEXT)
+    return {"anyOf": [_TEXT, {"type": "array", "items": {"anyOf": [text, *others]} if others else text}]}
+
+
+def _said(kind: str, *roles: str, others: tuple[dict[str, Any], ...] = ()) -> dict[str, Any]:
+    return {"role": {"enum": list(roles)}, "content": _parts(kind, *others)}
 
 
 _THOUGHTS = {"type": "array", "items": _one("reasoning_text", "text", text=_TEXT)}
 _ITEM = {
     "anyOf": [
-        _one("message", "role", "content", **_said("input_text", "user", "system", "developer", "assistant")),
+        _one("message", "role", "content", **_said("input_text", "user", others=(_INPUT_IMAGE,))),
+        _one("message", "role", "content", **_said("input_text", "system", "developer", "assistant")),
         _one("reasoning", content=_THOUGHTS),
         _one("function_call", "call_id", "name", "arguments", call_id=_TEXT, name=_NAME, arguments=_TEXT),
-        _one("function_call_output", "call_id", "output", call_id=_TEXT, output=_parts("input_text")),
+        _one(
+            "function_call_output",
+            "call_id",
+            "output",
+            call_id=_TEXT,
+            output=_parts("input_text", _INPUT_IMAGE),
+        ),
     ]
 }
 _INPUT = {"anyOf": [_TEXT, {"type": "array", "items": _ITEM}]}
 _BLOCKS = {
     "user": [
         _one("text", "text", text=_TEXT),
-        _one("tool_result", "tool_use_id", tool_use_id=_TEXT, content=_parts("text")),
+        _IMAGE,
+        _one("tool_result", "tool_use_id", tool_use_id=_TEXT, content=_parts("text", _IMAGE)),
     ],
     "assistant": [
         _one("text", "text", text=_TEXT),

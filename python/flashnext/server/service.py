@@ -16,6 +16,7 @@ from flashnext.engine.events import Event
 from flashnext.engine.reading import ReadPrompt
 from flashnext.engine.request import AsyncRequest
 from flashnext.engine.sampling import Sampling, choice_seed
+from flashnext.server.addresses import Addresses
 from flashnext.server.answering import Running
 from flashnext.server.errors import ModelLoading, ModelNotFound, logged
 from flashnext.server.fields import Unknown
@@ -25,6 +26,7 @@ from flashnext.server.queue import Queue
 from flashnext.server.record import Record
 from flashnext.server.responses_store import ResponseStore
 from flashnext.server.settings import Settings
+from flashnext.server.shown import with_files, without_data
 from flashnext.server.structured import schemas_told_as
 from flashnext.server.usage import extras, told_reason
 from flashnext.text.messages import cut
@@ -46,6 +48,7 @@ class Service:
         n_connections: Counts the open connections.
         loaded: The engine, None while it is being loaded.
         queue: The open replies.
+        addresses: Fetches what requests name by address; None where nothing is fetched.
         responses: Those that are kept for others to go on from.
         fingerprint: What stands for the model, its numbers and this version.
         metrics: What has been counted.
@@ -77,6 +80,7 @@ class Service:
         self.new_id = new_id or RandomIds()
         self.loaded: Engine | None = None
         self.queue = Queue(1, settings.max_queue, clock_s)
+        self.addresses = Addresses() if settings.media_urls else None
         self.responses = ResponseStore(settings.max_responses, settings.max_responses_bytes)
         self.fingerprint = ""
         self.metrics = Metrics()
@@ -148,15 +152,18 @@ class Service:
         """
         detail: dict[str, Any] = http.state.detail
         if self.settings.log_prompts:
-            detail["body"] = body
+            detail["body"] = without_data(body)
+        kept = body if self.settings.record is not None else None
 
         def told(running: Running) -> None:
             detail.update(_told(running))
             self.metrics.ended(running)
-            if self.settings.record is not None:
-                self._record(detail["id"], http.url.path, body, running.requests)
+            if kept is not None:
+                asked = with_files(kept, running.fetched) if running.fetched else kept
+                self._record(detail["id"], http.url.path, asked, running.requests)
 
         running = Running(http.receive, self.settings.timeout_s, self.settings.keepalive_s, told)
+        running.fetched = {} if kept is not None else None
         running.hold(self.queue.place(n, field))
         return running
 
@@ -177,6 +184,7 @@ class Service:
             dtype=self.engine.loaded.dtype,
             context=self.engine.context,
             defaults=asdict(self.settings.defaults),
+            media_limits=asdict(self.settings.media_limits),
             body=dict(body),
             seeds=[request.seed for request in requests],
             token_shas=[sha for sha in shas if sha],

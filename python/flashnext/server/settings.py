@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from flashnext.media.limits import Limits
+
 MIB = 1024 * 1024
 
 
@@ -32,6 +34,8 @@ class Settings:
         names: Names of the model; the first is the one that replies carry.
         path: What was served, accepted as a name and not listed: it says where things are on this machine.
         defaults: Where requests say nothing.
+        media_limits: How much chats may show.
+        media_urls: Fetch what requests name by an https address.
         strict_fields: Refuse unknown fields.
         api_keys: Any of them opens; empty for a server that is open to all.
         hosts: Names, beside addresses and localhost, under which it may be asked.
@@ -55,6 +59,8 @@ class Settings:
     names: tuple[str, ...]
     path: str | None = None
     defaults: Defaults = field(default_factory=Defaults)
+    media_limits: Limits = field(default_factory=Limits)
+    media_urls: bool = False
     strict_fields: bool = False
     api_keys: tuple[str, ...] = ()
     hosts: tuple[str, ...] = ()

@@ -11,10 +11,12 @@ from starlette.responses import JSONResponse, Response
 
 from flashnext.engine.engine import Engine
 from flashnext.server.body import read_body
-from flashnext.server.chat_request import ChatPrompt
+from flashnext.server.chat_request import Asked, ChatPrompt
 from flashnext.server.drawing import checked
 from flashnext.server.fields import DETOKENIZE, TOKENIZE, Table, honoured_fields, know_messages
+from flashnext.server.opening import tokens_of
 from flashnext.server.service import Service
+from flashnext.server.shown import know_shown
 from flashnext.server.structured import know_choice
 from flashnext.text.messages import InvalidField
 from flashnext.text.tokenizer import Tokenizer
@@ -46,17 +48,18 @@ async def tokenize(service: Service, http: Request) -> Response:
     asked = await _read(service, http, TOKENIZE, Tokenize)
     if (asked.prompt is None) == (asked.messages is None):
         raise InvalidField("prompt", "give either prompt or messages")
-    return await asyncio.to_thread(_tokenized, service, service.engine, asked)
-
-
-def _tokenized(service: Service, engine: Engine, asked: Tokenize) -> JSONResponse:
+    engine = service.engine
     if asked.messages is not None:
         options = asked.options(service.settings.defaults)
-        ids = engine.template.render(asked.messages, asked.template_tools, options).token_ids
+        ids = await tokens_of(service, Asked(asked.messages, asked.template_tools, options))
     else:
-        ids = engine.tokenizer.encode(asked.prompt or "")
+        ids = await asyncio.to_thread(engine.tokenizer.encode, asked.prompt or "")
+    return await asyncio.to_thread(_told, engine, ids, asked.return_token_strs)
+
+
+def _told(engine: Engine, ids: list[int], spelled: bool) -> JSONResponse:
     out: dict[str, Any] = {"count": len(ids), "max_model_len": engine.context, "tokens": ids}
-    if asked.return_token_strs:
+    if spelled:
         out["token_strs"] = [engine.tokenizer.decode([token_id]) for token_id in ids]
     return JSONResponse(out)
 
@@ -105,6 +108,7 @@ async def _read(service: Service, http: Request, table: Table, kind: type[_Body]
         asked = checked(kind, honoured_fields(body, table, service.unknown))
         if isinstance(asked, Tokenize):
             know_messages(asked.messages or (), service.unknown)
+            know_shown(asked.messages or (), service.unknown)
             know_choice(asked.tool_choice, service.unknown)
         if asked.model is not None:
             service.require_model(asked.model)

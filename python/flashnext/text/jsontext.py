@@ -60,7 +60,7 @@ def _unique_pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return out
 
 
-def loads(data: str | bytes, *, unique_keys: bool = False) -> Any:
+def loads(data: str | bytes | bytearray, *, unique_keys: bool = False) -> Any:
     """Read one JSON value; numbers that Python would write differently come back as Number.
 
     Args:
@@ -71,7 +71,7 @@ def loads(data: str | bytes, *, unique_keys: bool = False) -> Any:
         InvalidArgument: Not JSON (NaN and Infinity are not), not UTF-8, or nested deeper than MAX_DEPTH.
     """
     try:
-        text = data.decode() if isinstance(data, bytes) else data
+        text = data.decode() if isinstance(data, bytes | bytearray) else data
         if text.startswith("\ufeff"):
             raise InvalidArgument("it begins with a byte order mark, which JSON has not; leave it out")
         value = json.loads(
