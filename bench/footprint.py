@@ -143,7 +143,8 @@ def measure_process(folder: Path, settings: Mapping[str, Any]) -> dict[str, int]
     """Answer as many requests at once as there are sequences, and make all of the process resident."""
     importlib.import_module("flashnext.server.run")  # the plan counts what a server has loaded
     before = [(start, end) for start, end, *_ in mappings()]
-    settings = {"ngram_table": "resident"} | dict(settings)
+    usual: dict[str, Any] = {"ngram_table": "resident", "vision": False}
+    settings = usual | dict(settings)
     # Prompts are read before any reply goes on.
     with Engine(folder, **settings, gap_ms=1e6, prefix_cache_gib=0) as engine:
         populate_weights(

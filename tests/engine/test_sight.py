@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flashnext import _core
 from flashnext.engine.engine import Engine
 from flashnext.engine.events import Reply
 from flashnext.engine.frame import MediaPrompt
 from flashnext.engine.sampling import Sampling
+from flashnext.errors import DeviceError
 from flashnext.media import Limits, Media
 from support.pages import pages_came_back
 from support.seen import GOLDEN, TINY, pads, prepared
@@ -136,3 +138,17 @@ def test_an_engine_without_vision_loads_no_tower_and_says_so() -> None:
         assert engine.counts.vision.media == 0
         said = engine.submit("Hello", sampling=Sampling(max_tokens=2)).result()
         assert said.token_ids
+
+
+def test_a_failed_pass_ends_its_request_alone_and_the_next_one_is_answered(plain: Engine) -> None:
+    how = Sampling(temperature=0, seed=0, max_tokens=30, ignore_eos=True, logprobs=1)
+    shown = (TOLD, PICTURES[0], "What is it? ")
+    with make() as engine:
+        beside = engine.submit("1 2 3", sampling=how)
+        next(beside)
+        _core.testing.fail_dispatch(engine.loaded.device, "slice_attention")
+        with pytest.raises(DeviceError, match="vision tower"):
+            engine.submit(turns(engine, *shown), sampling=how).result()
+        assert len(beside.result().token_ids) == 30
+        same(engine.submit(turns(engine, *shown), sampling=how).result(), plain, shown, how, "after")
+        assert engine.counts.vision.media == 1 and pages_came_back(engine)

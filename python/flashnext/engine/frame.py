@@ -31,8 +31,8 @@ class MediaPrompt:
         token_ids: With as many pads next to each other as an image, or a slice of a video, takes
             (`Media.spans`), and text behind the last of them.
         media: In the order in which the prompt shows them.
-        see: Gives their features; called by the engine's thread, and only for media of which rows are read
-            that no earlier prompt has left in the prefix cache.
+        see: Gives their features; called by a thread beside the engine's, and only for media of which rows
+            are read that no earlier prompt has left in the prefix cache. `Engine.eyes` has one.
     """
 
     token_ids: Sequence[int]

@@ -47,8 +47,9 @@ class Running:
 
     Attributes:
         unread: Tokens that it has to read before it can draw.
-        limit: How many of them it may read in one go, since another's session is forked off behind them; 0
-            while it waits to be forked itself. None: all.
+        limit: How many of them it may read in one go, since another's session is forked off behind them, or
+            what the next one shows has not been seen yet; 0 while it waits for that, or to be forked itself.
+            None: all.
         missing: Pages that it needs and does not have: while it reads, for the rest and two windows; then
             only where a round came short.
         held: Pages that it has.
@@ -206,7 +207,7 @@ def next_step(
 def who_lacks(running: Sequence[Running], free: int) -> set[int]:
     """Name the sequences that stand still for want of pages: the more senior ones are served first.
 
-    One that waits for a fork needs nothing yet.
+    One that waits for a fork, or for what it shows, needs nothing yet.
     """
     lacking = set()
     for r in running:
