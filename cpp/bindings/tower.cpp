@@ -21,7 +21,7 @@ namespace flashnext {
 namespace {
 
 using Patches = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Features = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
+using FeatureArray = nb::ndarray<nb::numpy, float, nb::ndim<2>>;
 
 TowerConfig config_from(const nb::dict& d) {
   TowerConfig c;
@@ -66,8 +66,8 @@ class BoundPass {
   std::optional<TowerPass> pass_;
 };
 
-Features features(Tower& tower, const std::vector<std::tuple<int, int, int>>& grids,
-                  const nb::typed<nb::iterable, Patches>& patches) {
+FeatureArray features(Tower& tower, const std::vector<std::tuple<int, int, int>>& grids,
+                      const nb::typed<nb::iterable, Patches>& patches) {
   std::vector<MediaGrid> media;
   for (const auto& [t, h, w] : grids) media.push_back({t, h, w});
   const size_t width = static_cast<size_t>(tower.config().patch_values()),

@@ -4,16 +4,9 @@
 #include <string>
 
 #include "base/error.h"
+#include "kernels/grid.h"
 
 namespace flashnext {
-namespace {
-
-uint32_t tiles(uint32_t n, const Kernel& k) { return (n + k.tile() - 1) / k.tile(); }
-
-// Steps of the axis of rows; 1 where a kernel has none.
-uint32_t row_blocks(uint32_t n, const Kernel& k) { return k.rows() ? (n + k.rows() - 1) / k.rows() : 1; }
-
-}  // namespace
 
 size_t StoredMatrix::size_bytes() const {
   const size_t values = size_t{n_out} * n_in;

@@ -1,5 +1,7 @@
 #include "kernels/vision.h"
 
+#include "kernels/grid.h"
+
 namespace flashnext {
 
 VisionLauncher::VisionLauncher(const Device& d)
@@ -18,8 +20,7 @@ void VisionLauncher::layer_norm(CommandBuffer& cb, Slice x, Slice weight, Slice 
 
 void VisionLauncher::linear(CommandBuffer& cb, Slice x, const StoredMatrix& w, Slice bias, Slice out,
                             uint32_t n_rows, LinearFinish finish) const {
-  const uint32_t blocks = linear_.rows() ? (n_rows + linear_.rows() - 1) / linear_.rows() : 1;
-  cb.dispatch(linear_, {(w.n_out + linear_.tile() - 1) / linear_.tile(), blocks}, {x, w.codes, bias, out},
+  cb.dispatch(linear_, {tiles(w.n_out, linear_), row_blocks(n_rows, linear_)}, {x, w.codes, bias, out},
               LinearParams{w.n_in, w.n_out, n_rows, w.format.bits, finish});
 }
 

@@ -25,7 +25,6 @@ int Config::n_attention_layers() const {
 }
 
 void Config::check() const {
-  constexpr int kMaxInputs = 1 << 16;
   require_multiple(hidden_size, "hidden_size", 32, 16384);
   require(hc_count > 0 && width() <= kMaxInputs, "hc_count * hidden_size", width(), "at most 65536");
   require_multiple(hc_rank, "hc_rank", 32, 8192);

@@ -7,6 +7,9 @@
 
 namespace flashnext {
 
+// Longest row that a product takes in: kernels/cpu/panel.h has room for one.
+constexpr int kMaxInputs = 1 << 16;
+
 // The hashed n-gram table of one PLE layer.
 struct NgramTable {
   std::vector<int64_t> multipliers, sizes, offsets;

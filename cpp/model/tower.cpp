@@ -10,7 +10,6 @@ namespace flashnext {
 namespace {
 
 constexpr double kTheta = 10000;  // of the rotary frequencies
-constexpr int kMaxInputs = 1 << 16;
 
 void require(bool ok, const std::string& name, int value, const std::string& rule) {
   if (!ok) {
@@ -39,8 +38,9 @@ void TowerConfig::check() const {
           "a multiple of 4 up to " + std::to_string(kMaxSliceDim));
   require(merge > 0 && merge <= 16, "spatial_merge_size", merge, "1 to 16");
   require_inputs(merged(), "hidden_size * spatial_merge_size^2");
-  require(in_channels > 0 && temporal_patch > 0 && patch_size > 0 && patch_size <= 256, "patch_size",
-          patch_size, "1 to 256");
+  require(in_channels > 0 && in_channels <= 16, "in_channels", in_channels, "1 to 16");
+  require(temporal_patch > 0 && temporal_patch <= 16, "temporal_patch_size", temporal_patch, "1 to 16");
+  require(patch_size > 0 && patch_size <= 256, "patch_size", patch_size, "1 to 256");
   require_inputs(patch_values(), "in_channels * temporal_patch_size * patch_size^2");
   require(out_hidden_size > 0, "out_hidden_size", out_hidden_size, "a positive number");
   require(n_positions > 0 && side() * side() == n_positions && side() < 1 << 12, "num_position_embeddings",

@@ -50,6 +50,8 @@ class Tower {
   size_t scratch_bytes() const { return scratch_bytes_; }
 
   static constexpr uint32_t kChunk = 1024;  // patches that a step works on
+  // Pairs that its attention joins, but for a tile that has more: whoever shares the device waits for a step.
+  static constexpr uint64_t kChunkPairs = uint64_t{kChunk} * 4096;
 
  private:
   friend class TowerPass;

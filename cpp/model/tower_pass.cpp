@@ -54,8 +54,9 @@ std::unique_ptr<CommandBuffer> TowerPass::command_buffer() const {
 }
 
 void TowerPass::commit(CommandBuffer& cb) {
-  cb.signal(done_, ++n_committed_);
+  cb.signal(done_, n_committed_ + 1);
   cb.commit();
+  ++n_committed_;
   done_->wait(n_committed_ - 1);
 }
 
@@ -68,6 +69,7 @@ void TowerPass::begin_pass() {
   n_patches_ = n_filled_ = 0;
   steps_.clear();
   uint32_t n_tiles = 0;
+  uint64_t n_pairs = 0;  // of patches that the attention of the last step joins
   for (; next_slice_ < slices_.size(); ++next_slice_) {
     const Extent& s = slices_[next_slice_];
     const uint32_t first = n_patches_, size = s.size();
@@ -79,8 +81,10 @@ void TowerPass::begin_pass() {
     }
     for (uint32_t at = 0; at < size; at += most) {
       const uint32_t n_rows = std::min(most, size - at);
-      if (steps_.empty() || steps_.back().n_rows + n_rows > Tower::kChunk) {
+      n_pairs += uint64_t{n_rows} * size;
+      if (steps_.empty() || steps_.back().n_rows + n_rows > Tower::kChunk || n_pairs > Tower::kChunkPairs) {
         steps_.push_back({n_tiles, 0, first + at, 0});
+        n_pairs = uint64_t{n_rows} * size;
       }
       ++steps_.back().n_tiles;
       steps_.back().n_rows += n_rows;

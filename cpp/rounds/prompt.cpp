@@ -15,11 +15,15 @@ Row row_of(int32_t token, size_t sequence, int32_t position, const FrameRef& fra
   return {token, static_cast<int32_t>(sequence), position, {rotary[0], rotary[1], rotary[2]}};
 }
 
-// Behind the last row of a prompt all are text, and their rotary positions follow from where it stands.
-void require_text(const Session& session, int position) {
+// Behind the last row of a prompt, n rows of it in this pass, all are text, and their rotary positions follow
+// from where it stands.
+void require_text(const Session& session, int n, std::span<const Shown> media) {
   const FrameRef frame = session.frame();
+  const int position = session.length() + n - 1;
   const int32_t expected = position + delta_of(frame);
-  if (axes_of(frame, position) != Axes{expected, expected, expected}) {
+  const bool shows =
+      std::any_of(media.begin(), media.end(), [&](const Shown& m) { return m.first + m.n == n; });
+  if (shows || axes_of(frame, position) != Axes{expected, expected, expected}) {
     throw InvalidArgument("prompt: row " + std::to_string(position) +
                           ", its last, shows media; at least one row of text has to stand behind them");
   }
@@ -277,7 +281,7 @@ void Runner::commit_prompt(std::span<const ChunkPart> parts) {
       check_ids(p.scored);
       check_marks(p);
       check_media(p.media, p.tokens.size());
-      if (p.last) require_text(*p.session, p.session->length() + static_cast<int>(p.tokens.size()) - 1);
+      if (p.last) require_text(*p.session, static_cast<int>(p.tokens.size()), p.media);
       if (p.scored.size() > p.tokens.size()) {
         throw InvalidArgument("prompt chunk of " + std::to_string(p.tokens.size()) + " tokens with " +
                               std::to_string(p.scored.size()) + " scored ones, expected at most as many");

@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from flashnext.engine.core import Floats
+from flashnext.engine.errors import EngineClosed
 from flashnext.engine.eyes import Eyes
 from flashnext.engine.frame import Frame, See
 from flashnext.engine.looks import Looks, Wish
 from flashnext.errors import DeviceError, InvalidArgument
 from flashnext.media import Media
+from flashnext.media.patches import picture
+from flashnext.media.rules import ImageRule
 from support.cached import Bench, counting
 from support.jobs import Client, run
 from support.seen import noise
@@ -188,6 +191,65 @@ def test_an_error_is_told_to_who_takes_it_and_forgotten_with_the_wish() -> None:
     came(looks, A)
     assert looks.take(A.key) is not None
     assert looks.close(WAIT_S)
+
+
+def test_whatever_ends_a_look_is_told_and_the_next_is_looked_at() -> None:
+    def exits(media: Media) -> Floats:
+        raise SystemExit(3)
+
+    looks = Looks(None, 100)
+    looks.want(wished(exits, A), 0)
+    came(looks, A)
+    with pytest.raises(DeviceError, match=r"ended by SystemExit\(3\)"):
+        looks.take(A.key)
+    looks.want(wished(lambda media: np.ones((6, 1), np.float32), B), 0)
+    came(looks, B)
+    assert looks.take(B.key) is not None and looks.close(WAIT_S)
+
+
+def test_without_memory_for_its_own_copy_one_fails_and_the_others_are_seen() -> None:
+    class Short(np.ndarray[Any, Any]):
+        n_copies = 0
+
+        def copy(self, *_: Any) -> Any:
+            Short.n_copies += 1
+            if Short.n_copies == 1:
+                raise MemoryError("no room for a copy")
+            return np.array(self)
+
+    class Tower(FakeTower):
+        def features(self, grids: Sequence[tuple[int, int, int]], patches: Iterable[Floats]) -> Floats:
+            return super().features(grids, patches).view(Short)
+
+    looks = Looks(eyes(tower := Tower(100)), 100)
+    looks.want(wished(looks._eyes.see, A, B), 0)  # type: ignore[union-attr]
+    came(looks, A, B)
+    assert tower.passes == [[A.grid, B.grid]]
+    with pytest.raises(MemoryError, match="no room"):
+        looks.take(A.key)
+    assert looks.take(B.key) is not None and looks.close(WAIT_S)
+
+
+def test_closing_ends_a_pass_that_is_still_being_given_patches() -> None:
+    begun, closing = threading.Event(), threading.Event()
+
+    class Tower(FakeTower):
+        def features(self, grids: Sequence[tuple[int, int, int]], patches: Iterable[Floats]) -> Floats:
+            for _ in patches:
+                begun.set()
+                assert closing.wait(WAIT_S)
+            return super().features(grids, ())
+
+    tower = Tower(10_000)
+    sees = eyes(tower)
+    looks = Looks(sees, 100)
+    looks.want(wished(sees.see, large := picture(np.zeros((640, 640, 3), np.uint8), ImageRule())), 0)
+    assert begun.wait(WAIT_S)
+    sees.close()
+    closing.set()
+    assert looks.close(WAIT_S) and not tower.passes
+    with pytest.raises(EngineClosed):
+        sees.see(large)
 
 
 # --- beside rounds

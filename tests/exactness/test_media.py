@@ -400,13 +400,20 @@ def test_what_does_not_fit_is_refused_by_a_sentence_and_nothing_is_read(machine:
 
 
 def test_a_prompt_that_ends_with_media_is_refused_where_its_reply_begins(machine: Machine) -> None:
-    desk, frame = machine.desk, machine.frame(1)
-    end = frame.shown[0][0].end
-    session = desk.open(1)
-    with pytest.raises(InvalidArgument, match=rf"row {end - 1}, its last, shows media"):
-        desk.reference.runner.prompt(session, machine.prompts[1][:end], True, GREEDY)
-    assert session.length == 0
-    session.close()
+    desk = machine.desk
+    for prompt in (0, 1):
+        for span, _ in machine.frame(prompt).shown:  # one of a single token stands like text
+            session, end = desk.open(prompt), span.end
+            with pytest.raises(InvalidArgument, match=rf"row {end - 1}, its last, shows media"):
+                desk.reference.runner.prompt(
+                    session,
+                    machine.prompts[prompt][:end],
+                    True,
+                    GREEDY,
+                    media=desk.reference.shown(prompt, 0, end),
+                )
+            assert session.length == 0
+            session.close()
 
 
 def test_a_frame_is_settled_when_the_reply_begins(machine: Machine) -> None:

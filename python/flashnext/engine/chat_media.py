@@ -32,6 +32,7 @@ from flashnext.media import (
     read_rules,
 )
 from flashnext.media.limits import DETAILS
+from flashnext.media.sizes import most_bytes
 from flashnext.text.messages import InvalidField, canonical_messages, cut
 
 Message = Mapping[str, Any]
@@ -144,6 +145,16 @@ class ChatMedia:
             raise _placed(error, brought) from None
         except PoolClosed:
             raise EngineClosed("the engine was closed") from None
+
+    def most_bytes(self, messages: Sequence[Message]) -> int:
+        """Bound what a chat's media take once they are prepared; those that it may not have do not count."""
+        brought = found(messages)
+        if not brought or self.eyes is None:
+            return 0
+        n_images = sum(one.kind == "image" for one in brought)
+        n_videos = len(brought) - n_images
+        image, video = most_bytes(self._pool().rules, self._limits)
+        return min(n_images, self._limits.max_images) * image + min(n_videos, self._limits.max_videos) * video
 
     def frame(self, tokens: Tokens, media: Sequence[Any], see: See | None = None) -> Frame | None:
         """Place the rows of a prompt; None where it shows nothing.

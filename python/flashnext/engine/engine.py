@@ -442,6 +442,10 @@ class Engine:
         self._require_process()
         return await self._reader.read_async(prompt, tools, options)
 
+    def most_media_bytes(self, messages: Sequence[Mapping[str, Any]]) -> int:
+        """Bound what the pictures and videos of a chat take of memory once they are prepared."""
+        return self._media.most_bytes(messages)
+
     async def generate_async(
         self,
         prompt: PromptLike,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from flashnext.engine.core import Floats
+from flashnext.engine.errors import EngineClosed
 from flashnext.engine.events import VisionCounts
 from flashnext.errors import InvalidArgument
 from flashnext.media import Media
@@ -54,6 +55,7 @@ class Eyes:
         self._recent = OrderedDict[bytes, Floats]()
         self._recent_bytes = 0
         self._counts = VisionCounts()
+        self._closed = False
 
     @property
     def counts(self) -> VisionCounts:
@@ -71,6 +73,7 @@ class Eyes:
         Raises:
             InvalidArgument: It is larger than the tower has room for.
             DeviceError: The pass failed.
+            EngineClosed: It was closed before the pass began to run.
         """
         (seen,) = self.see_all([media])
         if isinstance(seen, Exception):
@@ -90,6 +93,10 @@ class Eyes:
         with self._books:
             self._recent.clear()
             self._recent_bytes = 0
+
+    def close(self) -> None:
+        """Begin no pass any more; one that is still being given patches ends there."""
+        self._closed = True
 
     def _unseen(self, media: Sequence[Media], found: dict[bytes, Floats | Exception]) -> list[Media]:
         """Take what is in the cache, and list the others, each once."""
@@ -138,7 +145,7 @@ class Eyes:
         """Run a pass; where it fails, each goes by itself, so that nobody's failure is another's."""
         began = self._clock_s()
         try:
-            features = self._tower.features([one.grid for one in media], _patches(media))
+            features = self._tower.features([one.grid for one in media], self._patches(media))
         except Exception as error:
             if len(media) == 1:
                 yield media[0].key, error
@@ -160,10 +167,21 @@ class Eyes:
             own = features[at : at + one.n_tokens]
             at += one.n_tokens
             if len(media) > 1:  # so that none keeps the others' memory
-                own = own.copy()
+                try:
+                    own = own.copy()
+                except MemoryError as error:
+                    yield one.key, error
+                    continue
             own.flags.writeable = False
             self._keep(one.key, own)
             yield one.key, own
+
+    def _patches(self, media: Sequence[Media]) -> Iterator[Floats]:
+        for one in media:
+            for at in range(0, len_patches(one), STRETCH):
+                if self._closed:
+                    raise EngineClosed("the engine was closed")
+                yield one.patches(at, at + STRETCH)
 
     def _keep(self, key: bytes, features: Floats) -> None:
         if features.nbytes > self._cache_bytes:
@@ -180,9 +198,3 @@ def len_patches(media: Media) -> int:
     """Count the patches of a picture or of all slices of a video."""
     t, h, w = media.grid
     return t * h * w
-
-
-def _patches(media: Sequence[Media]) -> Iterator[Floats]:
-    for one in media:
-        for at in range(0, len_patches(one), STRETCH):
-            yield one.patches(at, at + STRETCH)

@@ -32,7 +32,9 @@ class MediaPrompt:
             (`Media.spans`), and text behind the last of them.
         media: In the order in which the prompt shows them.
         see: Gives their features; called by a thread beside the engine's, and only for media of which rows
-            are read that no earlier prompt has left in the prefix cache. `Engine.eyes` has one.
+            are read that no earlier prompt has left in the prefix cache. `Engine.eyes` has one. Rows are
+            named by their media alone: another `see`, whose features differ, needs an engine of its own, or
+            `cache=False`.
     """
 
     token_ids: Sequence[int]
@@ -53,6 +55,15 @@ class Frame:
     shown: tuple[tuple[Span, Media], ...]
     axes: Axes = field(repr=False)
     see: See = field(repr=False)
+    _names: tuple[Keys, ...] = field(init=False, repr=False)  # of the rows of each span
+
+    def __post_init__(self) -> None:
+        named: dict[bytes, Keys] = {}
+        for _, media in self.shown:
+            if media.key not in named:
+                named[media.key] = media_keys(media.key, media.n_tokens)
+        names = tuple(named[media.key][span.first : span.first + span.n] for span, media in self.shown)
+        object.__setattr__(self, "_names", names)
 
     @staticmethod
     def of(tokens: Tokens, media: Sequence[Media], pads: tuple[int | None, int | None], see: See) -> Frame:
@@ -92,9 +103,8 @@ class Frame:
             tokens: (n,) int32.
         """
         keys = row_keys(tokens)
-        for span, media in self.shown:
+        for (span, _), names in zip(self.shown, self._names, strict=True):
             if span.start < len(keys):
-                names = media_keys(media.key, span.first, span.n)
                 keys[span.start : span.end] = names[: len(keys) - span.start]
         return keys
 
@@ -110,16 +120,10 @@ class Frame:
         return {media.key for span, media in self.shown if span.end > start}
 
 
-def media_keys(key: bytes, first: int, n: int) -> Keys:
-    """Name rows of a picture or a video, (n,) int64, all below 0.
-
-    Args:
-        key: Of the media.
-        first: The row of its features that is shown first.
-        n: How many.
-    """
-    named = hashlib.shake_256(key).digest(8 * (first + n))  # each row's 8 bytes, whatever follows
-    return np.frombuffer(named, "<i8")[first:].astype(np.int64) | _ABOVE_IDS
+def media_keys(key: bytes, n: int) -> Keys:
+    """Name the first n rows of a picture or a video, (n,) int64, all below 0; `key` is that of the media."""
+    named = hashlib.shake_256(key).digest(8 * n)  # each row's 8 bytes, whatever follows
+    return np.frombuffer(named, "<i8").astype(np.int64) | _ABOVE_IDS
 
 
 def _grid(media: Media) -> Grid:

@@ -9,6 +9,7 @@ from flashnext.engine.core import Floats
 from flashnext.engine.eyes import Eyes, len_patches
 from flashnext.engine.frame import See
 from flashnext.engine.helper import Helper
+from flashnext.errors import DeviceError
 from flashnext.media import Media
 
 Wish = tuple[Media, See]
@@ -26,6 +27,8 @@ class Looks:
 
     Attributes:
         told: Called by the thread whenever there is something to take.
+        room_tokens: Features that are asked for ahead, on the device and on the way to it, have at most so
+            many tokens; those that are wanted first always come.
     """
 
     def __init__(self, eyes: Eyes | None, room_tokens: int) -> None:
@@ -34,11 +37,10 @@ class Looks:
         Args:
             eyes: Those who are asked for media of several prompts at once; None where there are none, and
                 each prompt brings its own.
-            room_tokens: Features that are asked for ahead, on the device and on the way to it, have at most
-                so many tokens; those that are wanted first always come.
+            room_tokens: Of what is asked for ahead.
         """
         self.told: Callable[[], object] = lambda: None
-        self._eyes, self._room = eyes, room_tokens
+        self._eyes, self.room_tokens = eyes, room_tokens
         self._helper = Helper("flashnext-eyes")
         self._changed = threading.Condition()
         self._wanted: set[bytes] = set()
@@ -62,7 +64,7 @@ class Looks:
                 del self._seen[key]
             known = self._seen.keys() | self._begun.keys()
             others = [n for key, n in self._begun.items() if key not in unique]
-            left = self._room - held_tokens - sum(others)
+            left = self.room_tokens - held_tokens - sum(others)
             left -= sum(media.n_tokens for key, (media, _) in unique.items() if key in known)
             for i, (key, wish) in enumerate(unique.items()):
                 if key in known:
@@ -123,6 +125,8 @@ class Looks:
 
     def close(self, timeout_s: float = CLOSE_S) -> bool:
         """Want nothing more, and wait for the pass that runs; whether it has ended."""
+        if self._eyes is not None:
+            self._eyes.close()
         self.want((), 0)
         return self._helper.close(timeout_s)
 
@@ -161,10 +165,13 @@ class Looks:
         return wishes
 
     def _see(self, wishes: Sequence[Wish]) -> Sequence[Floats | Exception]:
+        """Look at what was taken. Whatever goes wrong is told: who waits would wait for good."""
         media, (_, see) = [media for media, _ in wishes], wishes[0]
-        if self._eyes is not None and see == self._eyes.see:
-            return self._eyes.see_all(media)
         try:
+            if self._eyes is not None and see == self._eyes.see:
+                return self._eyes.see_all(media)
             return [see(media[0])]
         except Exception as error:
-            return [error]
+            return [error] * len(wishes)
+        except BaseException as error:  # as of a program's own `see` that exits
+            return [DeviceError(f"looking at media was ended by {error!r}")] * len(wishes)

@@ -46,6 +46,12 @@ class ReadPrompt:
     goes_on: bool = True
     frame: Frame | None = None
 
+    @property
+    def media_bytes(self) -> int:
+        """What it shows takes of memory, as long as somebody has the prompt or a request made of it."""
+        shown = {id(media): media for _, media in self.frame.shown} if self.frame is not None else {}
+        return sum(media.levels.nbytes for media in shown.values())
+
 
 PromptLike = str | Sequence[int] | Sequence[Mapping[str, Any]] | MediaPrompt | ReadPrompt
 Tools = Sequence[Mapping[str, Any]] | None

@@ -99,6 +99,7 @@ class Scheduler:
         self._landed_s = 0.0  # when those landed last
         self._short = False  # whether one of them came short of pages
         self._stale = True  # whether something has changed since the last decision
+        self._readers: dict[Job, int] = {}  # who shows media, and rows that it need not read, as decided then
         self._free_pages = 0  # at the last decision
         self._decided_free = 0  # pages that might be taken then
         self._n_arrived = self._n_changes = self._n_preempted = self._n_forked = 0
@@ -267,13 +268,16 @@ class Scheduler:
 
     def _look_ahead(self) -> None:
         """Have looked at what those who read will show; what comes of the prefix cache is not."""
-        readers = [job for job in self._running if job.unread and not job.loading]
-        self._sights.want(
-            [
-                *((job.frame, job.held, job.prefix.n if job.prefix else job.n_read) for job in readers),
-                *self._warm.readers,
-            ]
-        )
+        self._readers = {
+            job: job.prefix.n if job.prefix else 0
+            for job in self._running
+            if job.frame is not None and job.unread and not job.loading
+        }
+        self._want()
+
+    def _want(self) -> None:
+        shows = [(job.frame, job.held, max(n, job.n_read)) for job, n in self._readers.items()]
+        self._sights.want([*shows, *self._warm.readers])
 
     def _hits(self) -> set[KeptMark]:
         """Name the marks that those who come next go on from."""
@@ -663,8 +667,9 @@ class Scheduler:
         for other in list(self._running):
             if other.prefix and other.prefix.reader is job:
                 other.prefix = self._prefix(other)
-        if job.frame is not None:
-            self._look_ahead()
+        # Whoever was admitted since it was decided may yet go on from a mark, and shows nothing before that.
+        if self._readers.pop(job, None) is not None:
+            self._want()
 
     def _changed(self) -> None:
         self._stale = True

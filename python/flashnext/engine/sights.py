@@ -37,19 +37,23 @@ class Sights:
         """Have looked at what is about to be read.
 
         Args:
-            readers: By seniority, of each its frame, what it holds, and rows that it need not read.
+            readers: By seniority, of each its frame, what it holds, and rows that it need not read. It
+                gets what others hold and it is about to read.
         """
         if self._looks is None:
             return
         wishes: list[Wish] = []
+        n_held = sum(features.n for features in list(self._made.values()))
         for frame, held, start in readers:
-            if frame is not None:
-                wishes += [
-                    (media, frame.see)
-                    for span, media in frame.shown
-                    if span.end > start and not self._there(media.key, held)
-                ]
-        self._looks.want(wishes, sum(features.n for features in list(self._made.values())))
+            for span, media in frame.shown if frame is not None else ():
+                if span.end <= start or media.key in held:
+                    continue
+                made = self._made.get(media.key)
+                if made is None:
+                    wishes.append((media, frame.see))
+                elif n_held <= self._looks.room_tokens:  # whoever has it may end before this one reads it
+                    held[media.key] = made
+        self._looks.want(wishes, n_held)
 
     def readable(self, frame: Frame | None, held: Held, start: int, n: int) -> int:
         """Count the rows, of the next n, in front of the first that shows what has not been seen yet."""

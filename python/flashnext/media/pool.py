@@ -24,6 +24,9 @@ class Preprocessor:
     As many parts as there are threads are decoded at a time, whoever asked for them, so that what decoding
     takes of memory is bounded; the others wait as the bytes that they came as. What has been prepared
     before is taken as it is. The threads do not hold up the end of the process.
+
+    Attributes:
+        rules: Of the checkpoint.
     """
 
     def __init__(self, rules: Rules, limits: Limits, workers: int = WORKERS) -> None:
@@ -34,7 +37,7 @@ class Preprocessor:
             limits: For every request.
             workers: Threads.
         """
-        self._rules, self._limits, self._workers = rules, limits, workers
+        self.rules, self._limits, self._workers = rules, limits, workers
         self._changed = threading.Condition()
         self._work = deque[tuple[Future[Media], Part]]()
         self._n_threads = self._n_idle = 0
@@ -118,7 +121,7 @@ class Preprocessor:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(prepare(part, self._rules, self._limits))
+                future.set_result(prepare(part, self.rules, self._limits))
             except BaseException as error:
                 future.set_exception(error)
             del future, part  # nothing is kept while there is nothing to do

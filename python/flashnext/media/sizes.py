@@ -6,7 +6,7 @@ import math
 
 from flashnext.media.errors import MediaError
 from flashnext.media.limits import Limits
-from flashnext.media.rules import ImageRule, Rules, VideoRule
+from flashnext.media.rules import CHANNELS, ImageRule, Rules, VideoRule
 
 MAX_ASPECT = 200
 """Longest side over shortest, at most; part of the rule that the model was trained with."""
@@ -97,6 +97,16 @@ def most_tokens(rules: Rules, limits: Limits) -> tuple[int, int]:
     whole = video.max_pixels // (video.temporal * video.factor**2)
     whole = whole if limits.video_tokens is None else min(whole, limits.video_tokens)
     return a_slice, max(a_slice, whole if limits.max_videos else 0)
+
+
+def most_bytes(rules: Rules, limits: Limits) -> tuple[int, int]:
+    """Bound what a prepared picture takes of memory, and a video."""
+    a_slice, whole = most_tokens(rules, limits)
+    image, video = rules.image, rules.video
+    return (
+        a_slice * image.factor**2 * CHANNELS,
+        whole * video.factor**2 * CHANNELS * video.temporal,
+    )
 
 
 def _most(pixels: int, rule: ImageRule) -> int:

@@ -89,7 +89,7 @@ class Running:
         self.error: Exception | None = None
         self.left = False
 
-    def hold(self, place: AbstractContextManager[None]) -> None:
+    def hold(self, place: AbstractContextManager[object]) -> None:
         """Enter a context that ends with the replies."""
         self._cleanup.enter_context(place)
 

@@ -28,7 +28,7 @@ async def chat(service: Service, http: Request) -> Response:
     body, (asked, sampling, turn) = await read_body(http, service.settings, read)
     engine = service.engine
     async with service.begin(http, body, asked.n) as running:
-        prompt = await read_chat(service, turn, running.fetched)
+        prompt = await read_chat(service, turn, running)
         running.requests = await service.choices(prompt, sampling, asked.n, parameters="function.parameters")
         answer = ChatResponse(
             id=f"chatcmpl-{service.new_id()}",

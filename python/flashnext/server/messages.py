@@ -26,7 +26,7 @@ async def create(service: Service, http: Request) -> Response:
 
     body, (asked, sampling, turn) = await read_body(http, service.settings, read)
     async with service.begin(http, body, 1) as running:
-        prompt = await read_chat(service, turn, running.fetched)
+        prompt = await read_chat(service, turn, running)
         running.requests = await service.choices(prompt, sampling, 1, parameters="input_schema")
         (request,) = running.requests
         answer = MessagesResponse(

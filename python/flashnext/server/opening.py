@@ -3,33 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
 from flashnext.engine.chat_media import Brought, found
 from flashnext.engine.reading import ReadPrompt
 from flashnext.media import ImagePart, MediaError, Part, VideoPart, check_counts
 from flashnext.media.limits import DETAILS
+from flashnext.server.answering import Running
 from flashnext.server.chat_request import Asked
 from flashnext.server.service import Service
 from flashnext.server.shown import told_where_written
 from flashnext.text.messages import InvalidField, cut
 
 
-async def read_chat(service: Service, turn: Asked, fetched: dict[str, bytes] | None = None) -> ReadPrompt:
-    """Read a chat, with what it shows.
+async def read_chat(service: Service, turn: Asked, running: Running) -> ReadPrompt:
+    """Read a chat, with what it shows, once there is room for that, which the replies hold to their end.
 
     Args:
         service: Whose engine reads.
         turn: The chat.
-        fetched: Gets what addresses held, by these; None where nobody asks for that.
+        running: The replies; gets what addresses held, where that is kept.
 
     Raises:
         InvalidField: It cannot be read, with the place in the request.
     """
+    return await _read(service, turn, {} if running.fetched is None else running.fetched, running.hold)
+
+
+async def _read(
+    service: Service,
+    turn: Asked,
+    fetched: dict[str, bytes],
+    hold: Callable[[AbstractContextManager[object]], object],
+) -> ReadPrompt:
+    engine = service.engine
     with told_where_written(turn.messages):
-        messages = await _opened(service, turn.messages, {} if fetched is None else fetched)
-        return await service.engine.read_async(messages, tools=turn.tools, options=turn.options)
+        messages = await _opened(service, turn.messages, fetched)
+        place = await service.media_room.place(engine.most_media_bytes(messages))
+        hold(place)
+        prompt = await engine.read_async(messages, tools=turn.tools, options=turn.options)
+        place.shrink(prompt.media_bytes)
+        return prompt
 
 
 async def tokens_of(service: Service, turn: Asked) -> list[int]:
@@ -39,7 +55,8 @@ async def tokens_of(service: Service, turn: Asked) -> list[int]:
         InvalidField: As for `read_chat`.
     """
     if found(turn.messages):
-        return (await read_chat(service, turn)).token_ids
+        with ExitStack() as held:
+            return (await _read(service, turn, {}, held.enter_context)).token_ids
     rendered = await asyncio.to_thread(
         service.engine.template.render, turn.messages, turn.tools, turn.options
     )

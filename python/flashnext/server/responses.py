@@ -50,7 +50,7 @@ async def create(service: Service, http: Request) -> Response:
     engine = service.engine
     async with service.begin(http, body, 1) as running:
         with told_as(messages="input"):
-            prompt = await read_chat(service, turn, running.fetched)
+            prompt = await read_chat(service, turn, running)
             running.requests = await service.choices(prompt, sampling, 1, parameters="parameters")
         (request,) = running.requests
         answer = ResponsesResponse(

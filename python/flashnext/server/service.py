@@ -21,6 +21,7 @@ from flashnext.server.answering import Running
 from flashnext.server.errors import ModelLoading, ModelNotFound, logged
 from flashnext.server.fields import Unknown
 from flashnext.server.ids import RandomIds
+from flashnext.server.media_room import MediaRoom
 from flashnext.server.metrics import Metrics
 from flashnext.server.queue import Queue
 from flashnext.server.record import Record
@@ -48,6 +49,7 @@ class Service:
         n_connections: Counts the open connections.
         loaded: The engine, None while it is being loaded.
         queue: The open replies.
+        media_room: Memory for what they show.
         addresses: Fetches what requests name by address; None where nothing is fetched.
         responses: Those that are kept for others to go on from.
         fingerprint: What stands for the model, its numbers and this version.
@@ -80,6 +82,7 @@ class Service:
         self.new_id = new_id or RandomIds()
         self.loaded: Engine | None = None
         self.queue = Queue(1, settings.max_queue, clock_s)
+        self.media_room = MediaRoom(settings.media_room_bytes)
         self.addresses = Addresses() if settings.media_urls else None
         self.responses = ResponseStore(settings.max_responses, settings.max_responses_bytes)
         self.fingerprint = ""

@@ -35,6 +35,8 @@ class Settings:
         path: What was served, accepted as a name and not listed: it says where things are on this machine.
         defaults: Where requests say nothing.
         media_limits: How much chats may show.
+        media_room_bytes: What the prepared media of all open requests take together, at most; a request for
+            which there is no room waits for its turn.
         media_urls: Fetch what requests name by an https address.
         strict_fields: Refuse unknown fields.
         api_keys: Any of them opens; empty for a server that is open to all.
@@ -60,6 +62,7 @@ class Settings:
     path: str | None = None
     defaults: Defaults = field(default_factory=Defaults)
     media_limits: Limits = field(default_factory=Limits)
+    media_room_bytes: int = 2 << 30
     media_urls: bool = False
     strict_fields: bool = False
     api_keys: tuple[str, ...] = ()
