@@ -32,17 +32,16 @@ from flashnext.engine.defaults import (
 )
 from flashnext.engine.wording import FLAGS
 from flashnext.errors import FlashnextError
-from flashnext.media.limits import Limits
 from flashnext.server.configuration import Parser, parse, written
 from flashnext.server.options import (
     CACHE_AUTO,
     add_options,
+    add_vision_options,
     cache_gib,
     folder,
     gib,
     parallel,
     settings_of,
-    whole,
 )
 from flashnext.version import VERSION
 
@@ -253,40 +252,7 @@ def serve_parser() -> argparse.ArgumentParser:
         help="as many drafts as allowed, whatever they cost (default: as many as pay)",
     )
     vision = parser.add_argument_group("pictures and videos")
-    vision.add_argument(
-        "--no-vision",
-        action="store_true",
-        help="leave the vision tower out, and refuse pictures and videos (default: with it, where the model "
-        "has one)",
-    )
-    vision.add_argument(
-        "--vision-image-tokens",
-        type=whole(1),
-        default=Limits.image_tokens,
-        metavar="N",
-        help="most tokens of a picture, and of a slice of a video; larger ones are made smaller (default "
-        f"{Limits.image_tokens})",
-    )
-    vision.add_argument(
-        "--vision-video-tokens",
-        type=whole(1),
-        metavar="N",
-        help="most tokens of a video, whose frames are made smaller (default: the model's own rule)",
-    )
-    vision.add_argument(
-        "--vision-max-images",
-        type=whole(0),
-        default=Limits.max_images,
-        metavar="N",
-        help=f"most pictures of a request (default {Limits.max_images})",
-    )
-    vision.add_argument(
-        "--vision-max-videos",
-        type=whole(0),
-        default=Limits.max_videos,
-        metavar="N",
-        help=f"most videos of a request (default {Limits.max_videos})",
-    )
+    add_vision_options(vision)
     vision.add_argument(
         "--media-urls",
         action="store_true",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from flashnext import cli, commands
 from flashnext.checkpoint import open_checkpoint
 from flashnext.engine.engine import Engine
+from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.media import Limits
 from support.published import PUBLISHED
 
@@ -196,6 +198,72 @@ def test_a_wrong_cache_size_is_told_what_it_may_be(value: str, capsys: pytest.Ca
     with pytest.raises(SystemExit):
         commands.main(["plan", f"--prefix-cache={value}"])
     assert "expected auto, 0, or GiB from 0.001 to 1,000,000, found" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("image-tokens", "0"), ("video-tokens", "-3"), ("image-tokens", "x"), ("max-images", "-1")],
+)
+@pytest.mark.parametrize("command", ["plan", "batch in.jsonl -o out.jsonl", "serve"])
+def test_wrong_limits_of_pictures_are_refused_alike(
+    command: str, flag: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [f"--vision-{flag}={value}"]
+    with pytest.raises(SystemExit) as caught:
+        cli.serve(given) if command == "serve" else commands.main([*command.split(), *given])
+    assert caught.value.code == 2
+    low = 0 if flag == "max-images" else 1
+    assert (
+        f"argument --vision-{flag}: expected a whole number from {low}, found '{value}'"
+        in capsys.readouterr().err
+    )
+
+
+def checkpoint_with(tmp_path: Path, rules: str) -> Path:
+    """The bundled checkpoint, with other rules for pictures."""
+    folder = tmp_path / "checkpoint"
+    folder.mkdir()
+    for path in TINY_6BIT.iterdir():
+        if path.name != "processor_config.json" and "preprocessor" not in path.name:
+            os.link(path, folder / path.name) if path.suffix == ".safetensors" else shutil.copy(path, folder)
+    (folder / "preprocessor_config.json").write_text(rules)
+    return folder
+
+
+def test_a_room_that_no_tower_has_is_refused_with_the_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = checkpoint_with(tmp_path, json.dumps({"size": {"shortest_edge": 1, "longest_edge": 2**40}}))
+    assert commands.main(["plan", "--model", str(folder), "--vision-image-tokens", "300000"]) == 1
+    expected = (
+        "pictures may have 300000 tokens, 1200000 patches, and the vision tower takes up to 1048576 patches; "
+        "set image_tokens (--vision-image-tokens) to 262144 or less"
+    )
+    assert expected in capsys.readouterr().err
+    with pytest.raises(InvalidArgument, match="1200000 patches"):
+        Engine(folder, media_limits=Limits(image_tokens=300_000))
+
+
+@pytest.mark.parametrize(
+    ("rules", "complaint"),
+    [
+        ('{"size":', "preprocessor_config.json cannot be read"),
+        ("[]", "preprocessor_config.json must be a JSON object"),
+        ('{"patch_size": "16"}', "patch_size"),
+    ],
+)
+def test_rules_of_pictures_that_cannot_be_read_are_named_with_the_way_out(
+    rules: str, complaint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = checkpoint_with(tmp_path, rules)
+    assert commands.main(["plan", "--model", str(folder)]) == 1
+    told = capsys.readouterr().err
+    assert complaint in told and "or go without pictures (--no-vision)" in told and told.count("\n") == 1
+    assert commands.main(["plan", "--model", str(folder), "--no-vision"]) == 0
+    with pytest.raises(CheckpointError, match=r"go without pictures \(vision=False\)"):
+        Engine(folder)
+    with Engine(folder, vision=False, context=64) as engine:
+        assert engine.eyes is None
 
 
 def test_help_says_what_an_automatic_cache_is(capsys: pytest.CaptureFixture[str]) -> None:

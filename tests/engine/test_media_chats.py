@@ -28,7 +28,7 @@ from flashnext.engine.sampling import Sampling
 from flashnext.engine.wording import ARGUMENTS, FLAGS
 from flashnext.errors import InvalidArgument
 from flashnext.media import FramesPart, ImagePart, Limits, Media, VideoPart, pool
-from flashnext.media.prepare import prepare
+from flashnext.media.preparing import prepare
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import TemplateOptions
 from PIL import Image

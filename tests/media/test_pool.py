@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from flashnext.media import ImagePart, Limits, MediaError, Part, PoolClosed, Preprocessor, Rules, pool
-from flashnext.media.prepare import prepare
+from flashnext.media.preparing import prepare
 from PIL import Image
 from support.media_files import encoded
 

@@ -229,6 +229,20 @@ def test_help_names_every_option_and_its_default(capsys: pytest.CaptureFixture[s
     assert text.count("default") >= 6
 
 
+@pytest.mark.parametrize("program", ["serve", "main"])
+def test_help_needs_nothing_that_takes_long_to_import(program: str) -> None:
+    heavy = ["PIL", "av", "starlette", "uvicorn", "pydantic", "tokenizers", "flashnext._core"]
+    heavy += ["numpy"] * (program == "serve")
+    code = (
+        f"import sys; from flashnext.cli import {program}\n"
+        f"try: {program}(['--help'])\n"
+        f"except SystemExit: pass\n"
+        f"assert not {{*sys.modules}} & {{*{heavy!r}}}, {{*sys.modules}} & {{*{heavy!r}}}"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "usage: flashnext" in done.stdout, done.stderr
+
+
 def test_a_terminal_sees_the_stages_in_one_line() -> None:
     screen, end = pty.openpty()
     process = subprocess.Popen(

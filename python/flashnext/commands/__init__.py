@@ -33,9 +33,16 @@ from flashnext.commands.pointing import clients, completion
 from flashnext.engine.defaults import DRAFTS, LIMIT_PERCENT, MAX_WINDOW, NGRAM_TABLE, PARALLEL, ROUND_ROWS
 from flashnext.engine.wording import FLAGS
 from flashnext.errors import FlashnextError
-from flashnext.media.limits import IMAGE_TOKENS
 from flashnext.server.configuration import Parser
-from flashnext.server.options import CACHE_AUTO, cache_gib, folder, gib, parallel
+from flashnext.server.options import (
+    CACHE_AUTO,
+    add_vision_options,
+    cache_gib,
+    folder,
+    gib,
+    media_limits_of,
+    parallel,
+)
 from flashnext.version import VERSION
 
 _MOST_SHOWN = 5  # names of files
@@ -160,21 +167,7 @@ def plan(parser: argparse.ArgumentParser) -> Run:
     )
     parser.add_argument("--group", type=int, choices=SUPPORTED_GROUPS, help="of it (default 32)")
     parser.add_argument("--table-group", type=int, choices=SUPPORTED_GROUPS, help="of it (default: --group)")
-    parser.add_argument(
-        "--no-vision", action="store_true", help="as of the server: the vision tower is not loaded"
-    )
-    parser.add_argument(
-        "--vision-image-tokens",
-        type=int,
-        metavar="N",
-        help=f"as of the server: most tokens of an image, which size the tower (default {IMAGE_TOKENS})",
-    )
-    parser.add_argument(
-        "--vision-video-tokens",
-        type=int,
-        metavar="N",
-        help="as of the server: most tokens of a video (default: the model's own rule)",
-    )
+    add_vision_options(parser.add_argument_group("pictures and videos, as of the server"))
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print one JSON object")
     form.add_argument("--explain", action="store_true", help="show the arithmetic of the model too")
@@ -184,9 +177,7 @@ def plan(parser: argparse.ArgumentParser) -> Run:
         from flashnext.engine.machine import processors, ram_bytes
         from flashnext.engine.plan import GIB, Machine, PlanSettings, make_plan
         from flashnext.engine.plan_text import differences, explain, plan_table
-        from flashnext.engine.sizes import vision_room, weight_sizes
-        from flashnext.media import Limits, read_rules
-        from flashnext.media.sizes import most_tokens
+        from flashnext.engine.sizes import vision_room_of, weight_sizes
 
         if args.bits is None and (args.group or args.table_group):
             raise FlashnextError("--group and --table-group are of a conversion; give --bits too")
@@ -199,11 +190,8 @@ def plan(parser: argparse.ArgumentParser) -> Run:
         vision = None
         if not args.no_vision:
             given = args.model or BUNDLED
-            limits = Limits(
-                image_tokens=args.vision_image_tokens or IMAGE_TOKENS, video_tokens=args.vision_video_tokens
-            )
-            most = most_tokens(read_rules(given if given.is_dir() else given.parent), limits)
-            vision = vision_room(config, model.tensors, most)
+            home = given if given.is_dir() else given.parent
+            vision = vision_room_of(home, config, model.tensors, media_limits_of(args), FLAGS)
         ram = ram_bytes() if args.ram is None else int(args.ram * GIB)
         plan = make_plan(
             config,

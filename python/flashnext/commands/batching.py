@@ -21,7 +21,15 @@ from flashnext.commands.loading import add_loading_options
 from flashnext.engine.defaults import PARALLEL
 from flashnext.engine.wording import FLAGS
 from flashnext.errors import FlashnextError, InvalidArgument
-from flashnext.server.options import CACHE_AUTO, cache_gib, folder, number, parallel
+from flashnext.server.options import (
+    CACHE_AUTO,
+    add_vision_options,
+    cache_gib,
+    folder,
+    media_limits_of,
+    number,
+    parallel,
+)
 from flashnext.text.jsontext import clean_text
 
 if TYPE_CHECKING:
@@ -87,6 +95,7 @@ def batch(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int
         help=f"memory for prompts that were read; 0 for none (default auto: {CACHE_AUTO})",
     )
     model.add_argument("--spill-dir", type=folder, metavar="FOLDER", help="as of the server (default: none)")
+    add_vision_options(parser.add_argument_group("pictures and videos"))
     replies = parser.add_argument_group("replies, where a line says nothing")
     replies.add_argument(
         "--temperature", type=number(0, 100), metavar="T", help="0 to 100 (default: the checkpoint's)"
@@ -141,13 +150,15 @@ def _answer_lines(args: argparse.Namespace, source: BinaryIO) -> tuple[int, int,
             load_limit_gib=args.load_limit,
             prefix_cache_gib=args.prefix_cache,
             spill_dir=args.spill_dir,
+            vision=not args.no_vision,
+            media_limits=settings.media_limits,
             names=FLAGS,
         ) as engine:
             for warning in (*engine.loaded.checkpoint.warnings, *engine.plan.warnings, *engine.warnings):
                 print(f"flashnext: warning: {warning}", file=sys.stderr)
             offline = Offline(engine, settings)
             fingerprint = offline.service.fingerprint
-            key = f"{fingerprint} {asdict(settings.defaults)}"
+            key = f"{fingerprint} {asdict(settings.defaults)} {asdict(settings.media_limits)}"
             reading = Reading(URLS, settings.names[0], args.seed, key, found.taken)
             output.begin(reading.raws(source), fingerprint, retry=args.retry)
             bar = _Bar(found.n_lines, engine)
@@ -188,6 +199,7 @@ def _settings(args: argparse.Namespace, name: str) -> Settings:
         defaults=Defaults(
             temperature=args.temperature, max_tokens=args.max_tokens, thinking=not args.no_thinking
         ),
+        media_limits=media_limits_of(args),
         max_queue=2**31,  # as many replies as lines ask for; how many lines are open is bounded
     )
 

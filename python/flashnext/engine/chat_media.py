@@ -6,7 +6,8 @@ import asyncio
 import os
 import stat
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -126,12 +127,8 @@ class ChatMedia:
         if not brought:
             return messages
         parts = self._read(messages, brought)
-        try:
+        with _placed(brought):
             return _with(messages, brought, self._pool().prepare(parts))
-        except MediaError as error:
-            raise _placed(error, brought) from None
-        except PoolClosed:
-            raise EngineClosed("the engine was closed") from None
 
     async def prepared_async(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Do the same without holding up the event loop; what has not begun is dropped with the task."""
@@ -139,12 +136,8 @@ class ChatMedia:
         if not brought:
             return messages
         parts = await asyncio.to_thread(self._read, messages, brought)
-        try:
+        with _placed(brought):
             return _with(messages, brought, await self._pool().prepare_async(parts))
-        except MediaError as error:
-            raise _placed(error, brought) from None
-        except PoolClosed:
-            raise EngineClosed("the engine was closed") from None
 
     def most_bytes(self, messages: Sequence[Message]) -> int:
         """Bound what a chat's media take once they are prepared; those that it may not have do not count."""
@@ -194,10 +187,8 @@ class ChatMedia:
         counted: list[Part | Media] = [
             ImagePart(b"") if one.kind == "image" else VideoPart(b"") for one in brought
         ]
-        try:
+        with _placed(brought):
             check_counts(counted, self._limits)
-        except MediaError as error:
-            raise _placed(error, brought) from None
         return [_part(one, self._limits) for one in brought]
 
     def _pool(self) -> Preprocessor:
@@ -235,8 +226,20 @@ def _with(messages: Sequence[Message], brought: Sequence[Brought], media: Sequen
     return out
 
 
-def _placed(error: MediaError, brought: Sequence[Brought]) -> InvalidField:
-    return InvalidField(brought[error.part or 0].place, error.problem)
+@contextmanager
+def _placed(brought: Sequence[Brought]) -> Iterator[None]:
+    """Tell what is wrong with a part under its place.
+
+    Raises:
+        InvalidField: There was such a part in the block.
+        EngineClosed: The threads were closed.
+    """
+    try:
+        yield
+    except MediaError as error:
+        raise InvalidField(brought[error.part or 0].place, error.problem) from None
+    except PoolClosed:
+        raise EngineClosed("the engine was closed") from None
 
 
 def _part(brought: Brought, limits: Limits) -> Part | Media:

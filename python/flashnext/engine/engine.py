@@ -47,15 +47,14 @@ from flashnext.engine.reply import ReplyText, Said, closing_ids
 from flashnext.engine.request import AsyncRequest, Request
 from flashnext.engine.sampling import Defaults, Sampling
 from flashnext.engine.scheduler import Scheduler
-from flashnext.engine.sizes import VisionRoom, features_bytes, vision_room, weight_sizes
+from flashnext.engine.sizes import VisionRoom, features_bytes, vision_room_of, weight_sizes
 from flashnext.engine.spill import Spill
 from flashnext.engine.spill_files import SpillError
 from flashnext.engine.thread import EngineThread
 from flashnext.engine.wording import ARGUMENTS, Names
 from flashnext.errors import CheckpointError, InvalidArgument
 from flashnext.grammar import Compiled
-from flashnext.media import Limits, read_rules
-from flashnext.media.sizes import most_tokens
+from flashnext.media import Limits
 from flashnext.text.messages import InvalidField
 from flashnext.text.template import ChatTemplate, TemplateOptions
 from flashnext.text.tokenizer import Tokenizer
@@ -609,8 +608,7 @@ def _plan(
     alignment = opened.limits.tensor_alignment
     weights, room = weight_sizes(config, checkpoint.tensors, alignment), None
     if limits is not None and config.vision is not None:
-        most = most_tokens(read_rules(Path(path)), limits)
-        room = vision_room(config, checkpoint.tensors, most, alignment)
+        room = vision_room_of(Path(path), config, checkpoint.tensors, limits, settings.names, alignment)
     machine = Machine(ram_bytes(), opened.limits.working_set_bytes, opened.limits.workers)
     return make_plan(config, weights, replace(settings, vision=room), machine), checkpoint, opened, room
 

@@ -11,12 +11,17 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from pathlib import Path
 
 from flashnext.checkpoint.config import PAGE_TOKENS, ModelConfig
 from flashnext.checkpoint.names import Kind, TensorSpec, mtp_specs, text_specs, vision_specs
 from flashnext.checkpoint.summary import TABLE, part_of
 from flashnext.checkpoint.views import TensorView
 from flashnext.engine.defaults import MAX_PARALLEL, MAX_ROUND_ROWS, MAX_WINDOW
+from flashnext.engine.wording import Names
+from flashnext.errors import CheckpointError, InvalidArgument
+from flashnext.media import Limits, read_rules
+from flashnext.media.sizes import most_tokens
 
 WORKER_BYTES = 5 << 20
 """What kernels of the CPU device keep for each worker (cpp/device/cpu/task.h)."""
@@ -26,6 +31,9 @@ STRUCT_BYTES = {
     "Mark": 16, "BlockMax": 16, "BlockPart": 12, "Patch": 16, "SliceTile": 16,
 }  # fmt: skip
 """Of metal/params.h."""
+
+MAX_PATCHES = 1 << 20
+"""Most that a vision tower has room for (cpp/model/tower.cpp)."""
 
 LEAST_TILE = 16
 """Patches that the attention of any device takes together, at least."""
@@ -119,21 +127,56 @@ class VisionRoom:
 
 
 def vision_room(
-    config: ModelConfig, tensors: Mapping[str, TensorView], most_tokens: tuple[int, int], alignment: int = 1
+    config: ModelConfig, tensors: Mapping[str, TensorView], most: tuple[int, int], alignment: int = 1
 ) -> VisionRoom | None:
     """Size the tower of a checkpoint; None where it has none.
 
     Args:
         config: The model's sizes.
         tensors: By canonical name.
-        most_tokens: Of a picture or a slice, and of a picture or a video.
+        most: Tokens of a picture or a slice, and of a picture or a video.
         alignment: Bytes; a tensor that lies otherwise in its file is copied.
+
+    Raises:
+        InvalidArgument: A picture may have more patches than the tower takes.
     """
     if config.vision is None:
         return None
-    a_slice, media = most_tokens
-    patches: int = a_slice * config.vision["spatial_merge_size"] ** 2
+    a_slice, media = most
+    a_token: int = config.vision["spatial_merge_size"] ** 2
+    patches = a_slice * a_token
+    if patches > MAX_PATCHES:
+        raise InvalidArgument(
+            f"pictures may have {a_slice} tokens, {patches} patches, and the vision tower takes up to "
+            f"{MAX_PATCHES} patches; set image_tokens (--vision-image-tokens) to "
+            f"{MAX_PATCHES // a_token} or less"
+        )
     return VisionRoom(tower_weight_sizes(config, tensors, alignment), patches, media)
+
+
+def vision_room_of(
+    folder: Path,
+    config: ModelConfig,
+    tensors: Mapping[str, TensorView],
+    limits: Limits,
+    names: Names,
+    alignment: int = 1,
+) -> VisionRoom | None:
+    """Size the tower of a checkpoint for media within limits, by the rules in its folder; None without one.
+
+    Raises:
+        CheckpointError: The rules cannot be read.
+        InvalidArgument: As `vision_room`.
+    """
+    if config.vision is None:
+        return None
+    try:
+        rules = read_rules(folder)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{error}; mend or remove that file, or go without pictures ({names.without('vision')})"
+        ) from None
+    return vision_room(config, tensors, most_tokens(rules, limits), alignment)
 
 
 def features_bytes(config: ModelConfig, media_tokens: int) -> int:

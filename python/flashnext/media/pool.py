@@ -12,7 +12,7 @@ from flashnext.media.errors import MediaError, PoolClosed
 from flashnext.media.limits import Limits
 from flashnext.media.parts import Part
 from flashnext.media.patches import Media
-from flashnext.media.prepare import check_counts, prepare
+from flashnext.media.preparing import check_counts, prepare
 from flashnext.media.rules import Rules
 
 WORKERS = 2

@@ -64,10 +64,11 @@ def find_spans(
     """
     found = np.asarray(kinds)
     slices = {IMAGE: _slices(images, merge), VIDEO: _slices(videos, merge)}
-    spans = []
-    at = 0
-    while len(pads := np.flatnonzero(found[at:] != TEXT)):
-        at += int(pads[0])
+    spans: list[Span] = []
+    pads = np.flatnonzero(found != TEXT)
+    n_shown = 0
+    while n_shown < len(pads):
+        at = int(pads[n_shown])
         kind = int(found[at])
         a_slice = next(slices[kind], None)
         if a_slice is None:
@@ -80,7 +81,7 @@ def find_spans(
                 f"which row {at} is the first; there are fewer"
             )
         spans.append(span)
-        at = span.end
+        n_shown += span.n
     for kind, left in slices.items():
         if (a_slice := next(left, None)) is not None:
             raise InvalidArgument(f"{_NAMES[kind]} {a_slice[2]} has no pads in the prompt, or too few")

@@ -222,6 +222,54 @@ def parallel(text: str) -> int | None:
     return int(text)
 
 
+def add_vision_options(group: argparse._ArgumentGroup) -> None:
+    """Add the options of pictures and videos, which `media_limits_of` reads."""
+    group.add_argument(
+        "--no-vision",
+        action="store_true",
+        help="leave the vision tower out, and refuse pictures and videos (default: with it, where the model "
+        "has one)",
+    )
+    group.add_argument(
+        "--vision-image-tokens",
+        type=whole(1),
+        default=Limits.image_tokens,
+        metavar="N",
+        help="most tokens of a picture, and of a slice of a video; larger ones are made smaller (default "
+        f"{Limits.image_tokens})",
+    )
+    group.add_argument(
+        "--vision-video-tokens",
+        type=whole(1),
+        metavar="N",
+        help="most tokens of a video, whose frames are made smaller (default: the model's own rule)",
+    )
+    group.add_argument(
+        "--vision-max-images",
+        type=whole(0),
+        default=Limits.max_images,
+        metavar="N",
+        help=f"most pictures of a request (default {Limits.max_images})",
+    )
+    group.add_argument(
+        "--vision-max-videos",
+        type=whole(0),
+        default=Limits.max_videos,
+        metavar="N",
+        help=f"most videos of a request (default {Limits.max_videos})",
+    )
+
+
+def media_limits_of(args: argparse.Namespace) -> Limits:
+    """Make the limits of what the options of pictures and videos say."""
+    return Limits(
+        image_tokens=args.vision_image_tokens,
+        video_tokens=args.vision_video_tokens,
+        max_images=args.vision_max_images,
+        max_videos=args.vision_max_videos,
+    )
+
+
 def settings_of(args: argparse.Namespace, name: str, path: str) -> Settings:
     """Make the settings that options ask for.
 
@@ -253,12 +301,7 @@ def settings_of(args: argparse.Namespace, name: str, path: str) -> Settings:
             max_tokens=args.max_tokens,
             thinking=not args.no_thinking,
         ),
-        media_limits=Limits(
-            image_tokens=args.vision_image_tokens,
-            video_tokens=args.vision_video_tokens,
-            max_images=args.vision_max_images,
-            max_videos=args.vision_max_videos,
-        ),
+        media_limits=media_limits_of(args),
         media_urls=args.media_urls,
         strict_fields=args.strict_fields,
         api_keys=tuple(keys),
