@@ -185,6 +185,7 @@ def preprocess(path: Path, defines: Sequence[str] = (), root: Path = ROOT) -> st
         str(HERE / "stub"),
     ]
     command += ["-I", str(root), "-D__METAL__", f"-D__METAL_VERSION__={METAL_VERSION}"]
+    command += ["-DFLASHNEXT_SHARED_FUNC=MSL_SHARED_FUNC"]  # the flavours of the shim say what that is
     command += [f"-D{d}" for d in defines]
     name = os.path.relpath(path, root) if path.is_relative_to(root) else str(path)
     done = subprocess.run([*command, name], cwd=root, capture_output=True, text=True)

@@ -15,6 +15,11 @@
 #include "metal/lib/memory.h"
 #include "metal/lib/sums.h"
 
+// A function that the compiler of a host need not copy to each place that calls it (metal/host); a GPU's does.
+#ifndef FLASHNEXT_SHARED_FUNC
+#define FLASHNEXT_SHARED_FUNC METAL_FUNC
+#endif
+
 FLASHNEXT_CONSTANT uint kRun = 16;  // inputs that a lane takes at once
 
 // A matrix [.., n_in], its rows packed as `format` says.
@@ -167,7 +172,7 @@ struct Held {
 
 // The lane's product (Held) of M rows with the matrix rows from `column` on, none beyond `last`.
 template <typename T, int M>
-METAL_FUNC float product(Stored w, ulong column, ulong last, Rows<T, M> x, uint lane) {
+FLASHNEXT_SHARED_FUNC float product(Stored w, ulong column, ulong last, Rows<T, M> x, uint lane) {
   float sums[kSimdColumns * M];
   for (int i = 0; i < kSimdColumns * M; i++) sums[i] = 0;
   switch (w.bits) {

@@ -252,3 +252,4 @@ MSL_BUILTIN(simdgroups_per_threadgroup)
 #define MSL_CONSTANT static const MSL_CONSTANT_SPACE
 #define MSL_kernel
 #define METAL_FUNC inline __attribute__((__always_inline__))
+#define MSL_SHARED_FUNC METAL_FUNC

@@ -246,6 +246,7 @@ void atomic_store_explicit(atomic<T>* a, U v, memory_order) {
 #define MSL_CONSTANT static const
 #define MSL_kernel
 #define METAL_FUNC inline __attribute__((__always_inline__))
+#define MSL_SHARED_FUNC __attribute__((__noinline__))
 #define MSL_device
 #define MSL_constant const
 #define MSL_threadgroup

@@ -205,6 +205,7 @@ MSL_DEVICE void atomic_store_explicit(atomic<T>* a, U v, memory_order) {
 #define MSL_CONSTANT static __constant__ const
 #define MSL_kernel __device__ __forceinline__
 #define METAL_FUNC __device__ __forceinline__
+#define MSL_SHARED_FUNC METAL_FUNC
 #define MSL_device
 #define MSL_constant const
 #define MSL_threadgroup
