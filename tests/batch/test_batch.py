@@ -82,7 +82,7 @@ def many(rng: random.Random, n: int) -> list[Any]:
 def test_a_batch_that_is_killed_three_times_equals_one_that_is_not(tmp_path: Path) -> None:
     number = random.SystemRandom().randrange(2**32)
     print(f"random.Random({number})")
-    rng, n = random.Random(number), 2000
+    rng, n = random.Random(number), 700
     source = write(tmp_path / "in.jsonl", many(rng, n))
     whole, killed = tmp_path / "whole.jsonl", tmp_path / "killed.jsonl"
     assert run(source, whole).returncode == SOME_FAILED
