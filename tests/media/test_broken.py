@@ -10,10 +10,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flashnext.media import ImagePart, Limits, MediaError, Part, Preprocessor, Rules, VideoPart, prepare
+from flashnext.media import (
+    ImagePart,
+    Limits,
+    MediaError,
+    Part,
+    Preprocessor,
+    Rules,
+    VideoPart,
+    bounded,
+    prepare,
+)
 from flashnext.media.video import read_video
 from PIL import Image
-from support.broken_media import Broken, broken_images, broken_videos
+from support.broken_media import Broken, broken_images, broken_videos, in_pieces
 from support.media_files import MAKERS, chunk, encoded, moving, png, video_file
 
 HAS_AV = importlib.util.find_spec("av") is not None
@@ -85,6 +95,24 @@ def test_broken_files_take_no_memory_to_speak_of() -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) <= MOST_GROWTH
+
+
+@pytest.mark.parametrize("kind", in_pieces(1))
+def test_a_picture_of_too_many_parts_is_left_after_so_many_steps(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "MOST_READS", 2000)
+    with pytest.raises(MediaError, match="too many parts, which take more than 2000 steps"):
+        prepare(ImagePart(in_pieces(2001)[kind]), Rules(), Limits())
+    if kind != "BMP":  # whose rows then end early
+        assert prepare(ImagePart(in_pieces(300)[kind]), Rules(), Limits()).n_tokens >= 64
+
+
+def test_usual_pictures_take_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "MOST_READS", 2000)
+    for kind, make in MAKERS.items():
+        data, _ = make(np.random.default_rng(1), 60, 80)
+        assert prepare(ImagePart(data), Rules(), Limits()).n_tokens >= 64, kind
 
 
 def test_rows_behind_a_pictures_last_are_not_unpacked() -> None:
