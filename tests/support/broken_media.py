@@ -128,6 +128,11 @@ def broken_images() -> dict[str, Broken]:
         "TIFF without a list": (tif[:4] + b"\xff\xff\xff\x7f" + tif[8:], "TIFF cannot be"),
         "TIFF of 10^9 squared": (_tiff(10**9, 10**9), "pixels"),
         "TIFF without what it lists": (_tiff(100, 100), "TIFF cannot be"),
+        "TIFF of tags that are larger than it": (
+            b"II*\0" + struct.pack("<IH", 8, 400)
+            + b"".join(struct.pack("<HHII", 1000 + i, 1, 2**31, 8) for i in range(400)) + bytes(4),
+            "TIFF cannot be read",
+        ),
         "TIFF of float numbers": (encoded(Image.new("F", (40, 40), 0.5), "TIFF"), "32-bit"),
         "a video": (lying_mp4(), "none of PNG"),
         "1 x 201": (png(1, 201, rows=bytes(4) * 201), "at most 200 times"),
