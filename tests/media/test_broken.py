@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import subprocess
 import sys
 import zlib
@@ -11,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from flashnext.media import (
+    FramesPart,
     ImagePart,
     Limits,
     MediaError,
@@ -21,6 +23,7 @@ from flashnext.media import (
     bounded,
     prepare,
 )
+from flashnext.media.errors import Unwanted
 from flashnext.media.video import read_video
 from PIL import Image
 from support.broken_media import Broken, broken_images, broken_videos, in_pieces
@@ -169,6 +172,45 @@ def test_of_a_video_that_is_cut_off_what_is_there_is_seen(container: str) -> Non
     half = prepare(VideoPart(data[: len(data) // 2]), Rules(), Limits())
     assert whole.grid == (6, 4, 6) and 1 <= half.grid[0] < 6 and half.grid[1:] == (4, 6)
     assert 0 < half.times_s[-1] < whole.times_s[-1]
+
+
+def _grown(small: bytes, large: bytes) -> bytes:
+    """A file that says that its frames are like those of one, and goes on with those of another."""
+    import av
+
+    out = io.BytesIO()
+    with av.open(out, "w", format="webm") as file, av.open(io.BytesIO(small)) as first:
+        stream = file.add_stream_from_template(first.streams.video[0])
+        at = 0
+        for data in (small, large):
+            with av.open(io.BytesIO(data)) as source:
+                for packet in source.demux(video=0):
+                    if packet.size:
+                        packet.pts = packet.dts = at
+                        packet.stream = stream
+                        file.mux(packet)
+                        at += 100
+    return out.getvalue()
+
+
+@needs_av
+def test_frames_that_grow_behind_the_header_count_as_what_they_are() -> None:
+    small, large = (video_file(moving(6, side, side), "libvpx", "webm") for side in (32, 320))
+    grown = _grown(small, large)
+    served = prepare(VideoPart(grown), Rules(), Limits(video_work=6 * 32**2 + 6 * 320**2))
+    assert served.n_tokens > 0
+    with pytest.raises(MediaError, match=r"header lies: 12 of its frames have 620544 pixels"):
+        prepare(VideoPart(grown), Rules(), Limits(video_work=6 * 32**2 + 6 * 320**2 - 1))
+
+
+@needs_av
+def test_a_video_that_nobody_waits_for_is_left_between_its_frames() -> None:
+    frame = encoded(Image.new("RGB", (32, 32)), "PNG")
+    for part in (VideoPart(video_file(moving(9, 32, 32))), FramesPart((frame,) * 9, 2.0)):
+        asked = [True] * 4
+        with pytest.raises(Unwanted):
+            prepare(part, Rules(), Limits(), lambda asked=asked: bool(asked and asked.pop()))
+        assert not asked
 
 
 def _changed(rng: np.random.Generator, data: bytes) -> bytes:
