@@ -179,11 +179,11 @@ def _grown(small: bytes, large: bytes) -> bytes:
     import av
 
     out = io.BytesIO()
-    with av.open(out, "w", format="webm") as file, av.open(io.BytesIO(small)) as first:
+    with av.open(out, "w", format="webm") as file, av.open(io.BytesIO(small), "r") as first:
         stream = file.add_stream_from_template(first.streams.video[0])
         at = 0
         for data in (small, large):
-            with av.open(io.BytesIO(data)) as source:
+            with av.open(io.BytesIO(data), "r") as source:
                 for packet in source.demux(video=0):
                     if packet.size:
                         packet.pts = packet.dts = at
@@ -208,8 +208,12 @@ def test_a_video_that_nobody_waits_for_is_left_between_its_frames() -> None:
     frame = encoded(Image.new("RGB", (32, 32)), "PNG")
     for part in (VideoPart(video_file(moving(9, 32, 32))), FramesPart((frame,) * 9, 2.0)):
         asked = [True] * 4
+
+        def wanted(left: list[bool] = asked) -> bool:
+            return bool(left and left.pop())
+
         with pytest.raises(Unwanted):
-            prepare(part, Rules(), Limits(), lambda asked=asked: bool(asked and asked.pop()))
+            prepare(part, Rules(), Limits(), wanted)
         assert not asked
 
 
