@@ -307,6 +307,7 @@ def _load_and_serve(
 ) -> None:
     began = time.perf_counter()
     from flashnext.engine.engine import Engine
+    from flashnext.server.allocator import give_large_blocks_back
     from flashnext.server.files import connections_allowed
     from flashnext.server.loading import Loading
     from flashnext.server.log import set_up
@@ -314,6 +315,7 @@ def _load_and_serve(
     from flashnext.server.service import Service
 
     set_up(args.log_level, args.log_format)
+    give_large_blocks_back()
     settings = replace(settings, max_connections=connections_allowed(settings.max_connections))
     service = Service(settings)
     load = partial(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import subprocess
 import sys
 import zlib
@@ -10,10 +11,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from flashnext.media import ImagePart, Limits, MediaError, Part, Preprocessor, Rules, VideoPart, prepare
+from flashnext.media import (
+    FramesPart,
+    ImagePart,
+    Limits,
+    MediaError,
+    Part,
+    Preprocessor,
+    Rules,
+    VideoPart,
+    bounded,
+    prepare,
+)
+from flashnext.media.errors import Unwanted
 from flashnext.media.video import read_video
 from PIL import Image
-from support.broken_media import Broken, broken_images, broken_videos
+from support.broken_media import Broken, broken_images, broken_videos, in_pieces
 from support.media_files import MAKERS, chunk, encoded, moving, png, video_file
 
 HAS_AV = importlib.util.find_spec("av") is not None
@@ -87,6 +100,24 @@ def test_broken_files_take_no_memory_to_speak_of() -> None:
     assert int(done.stdout) <= MOST_GROWTH
 
 
+@pytest.mark.parametrize("kind", in_pieces(1))
+def test_a_picture_of_too_many_parts_is_left_after_so_many_steps(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounded, "MOST_READS", 2000)
+    with pytest.raises(MediaError, match="too many parts, which take more than 2000 steps"):
+        prepare(ImagePart(in_pieces(2001)[kind]), Rules(), Limits())
+    if kind != "BMP":  # whose rows then end early
+        assert prepare(ImagePart(in_pieces(300)[kind]), Rules(), Limits()).n_tokens >= 64
+
+
+def test_usual_pictures_take_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounded, "MOST_READS", 2000)
+    for kind, make in MAKERS.items():
+        data, _ = make(np.random.default_rng(1), 60, 80)
+        assert prepare(ImagePart(data), Rules(), Limits()).n_tokens >= 64, kind
+
+
 def test_rows_behind_a_pictures_last_are_not_unpacked() -> None:
     rows = (b"\0" + bytes(3 * 8)) * 8
     more, right = png(8, 8, rows=rows + bytes(64 * 2**20)), png(8, 8, rows=rows)
@@ -141,6 +172,49 @@ def test_of_a_video_that_is_cut_off_what_is_there_is_seen(container: str) -> Non
     half = prepare(VideoPart(data[: len(data) // 2]), Rules(), Limits())
     assert whole.grid == (6, 4, 6) and 1 <= half.grid[0] < 6 and half.grid[1:] == (4, 6)
     assert 0 < half.times_s[-1] < whole.times_s[-1]
+
+
+def _grown(small: bytes, large: bytes) -> bytes:
+    """A file that says that its frames are like those of one, and goes on with those of another."""
+    import av
+
+    out = io.BytesIO()
+    with av.open(out, "w", format="webm") as file, av.open(io.BytesIO(small), "r") as first:
+        stream = file.add_stream_from_template(first.streams.video[0])
+        at = 0
+        for data in (small, large):
+            with av.open(io.BytesIO(data), "r") as source:
+                for packet in source.demux(video=0):
+                    if packet.size:
+                        packet.pts = packet.dts = at
+                        packet.stream = stream
+                        file.mux(packet)
+                        at += 100
+    return out.getvalue()
+
+
+@needs_av
+def test_frames_that_grow_behind_the_header_count_as_what_they_are() -> None:
+    small, large = (video_file(moving(6, side, side), "libvpx", "webm") for side in (32, 320))
+    grown = _grown(small, large)
+    served = prepare(VideoPart(grown), Rules(), Limits(video_work=6 * 32**2 + 6 * 320**2))
+    assert served.n_tokens > 0
+    with pytest.raises(MediaError, match=r"header lies: 12 of its frames have 620544 pixels"):
+        prepare(VideoPart(grown), Rules(), Limits(video_work=6 * 32**2 + 6 * 320**2 - 1))
+
+
+@needs_av
+def test_a_video_that_nobody_waits_for_is_left_between_its_frames() -> None:
+    frame = encoded(Image.new("RGB", (32, 32)), "PNG")
+    for part in (VideoPart(video_file(moving(9, 32, 32))), FramesPart((frame,) * 9, 2.0)):
+        asked = [True] * 4
+
+        def wanted(left: list[bool] = asked) -> bool:
+            return bool(left and left.pop())
+
+        with pytest.raises(Unwanted):
+            prepare(part, Rules(), Limits(), wanted)
+        assert not asked
 
 
 def _changed(rng: np.random.Generator, data: bytes) -> bytes:

@@ -6,10 +6,13 @@ import asyncio
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from flashnext.media import ImagePart, Limits, MediaError, Part, PoolClosed, Preprocessor, Rules, pool
+from flashnext.media.errors import Unwanted
 from flashnext.media.preparing import prepare
 from PIL import Image
 from support.media_files import encoded
@@ -108,6 +111,35 @@ def test_a_cancelled_task_drops_what_has_not_begun(monkeypatch: pytest.MonkeyPat
     gate.open.set()
     assert len(made.prepare(PICTURES[:2])) == 2  # behind what was running
     assert gate.calls == 3
+    made.close()
+
+
+def test_a_cancelled_task_has_what_is_being_decoded_told_that_nobody_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, left = threading.Event(), threading.Event()
+
+    def endless(part: Part, rules: Rules, limits: Limits, wanted: Callable[[], bool]) -> Any:
+        begun.set()
+        while wanted():
+            time.sleep(0.001)
+        left.set()
+        raise Unwanted
+
+    monkeypatch.setattr(pool, "prepare", endless)
+    made = Preprocessor(Rules(), Limits(), workers=1)
+
+    async def begin_and_cancel() -> None:
+        task = asyncio.create_task(made.prepare_async(PICTURES[:1]))
+        assert await asyncio.to_thread(begun.wait, WAIT_S) and not left.is_set()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert await asyncio.to_thread(left.wait, WAIT_S)
+
+    asyncio.run(begin_and_cancel())
+    monkeypatch.undo()
+    assert len(made.prepare(PICTURES[:1])) == 1  # by the same thread
     made.close()
 
 

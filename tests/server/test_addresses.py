@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +223,10 @@ def test_redirections_end(world: World) -> None:
         ("https://inside.example/b", "not a server of the public network"),
         ("//inside.example/b", "not a server of the public network"),
         ("https://nowhere.example/b", "no address"),
+        ("https://[::1", "cannot be read"),
+        ("//[", "cannot be read"),
+        ("https://media.example:x/b", "cannot be read"),
+        ("https://media.example/" + "b" * 3000, "at most 2048"),
     ],
 )
 def test_a_redirection_is_looked_at_like_an_address(to: str, words: str, world: World) -> None:
@@ -263,6 +269,10 @@ def test_a_certificate_of_another_name_is_refused(world: World) -> None:
         (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(2001), "more than 2000 bytes"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: %b\r\n\r\n" % (b"9" * 30), "fetched"),
         (ok(PICTURE, "content-encoding: gzip"), "compressed"),
+        (ok(PICTURE, "content-encoding: gzip", "content-encoding: identity"), "compressed"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\nabc", "breaks the rules of HTTP"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\nabc", "breaks the rules"),
+        (b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n-1\r\nabc", "breaks the rules of HTTP"),
         (b"HTTP/1.1 200 OK\r\ncontent-length: 100\r\n\r\nabc", "cannot be fetched"),
         (b"HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n", "answered 403"),
         (b"HTTP/1.1 302 Found\r\ncontent-length: 0\r\n\r\n", "answered 302"),
@@ -270,7 +280,7 @@ def test_a_certificate_of_another_name_is_refused(world: World) -> None:
         (b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * 20_000 + b"\r\n", "cannot be fetched"),
         (b"", "the file cannot be fetched"),
     ],
-    ids=range(10),
+    ids=range(14),
 )
 def test_an_answer_that_is_no_file_within_limits_is_refused(answer: bytes, words: str, world: World) -> None:
     world.answers["/a"] = answer
@@ -280,6 +290,33 @@ def test_an_answer_that_is_no_file_within_limits_is_refused(answer: bytes, words
 def test_a_server_that_says_nothing_is_left(world: World) -> None:
     world.silent = True
     refused(world, "https://media.example/a", "did not come within 0.2 s", seconds=0.2)
+
+
+def test_names_for_which_nobody_answers_hold_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    n_asked = 0
+
+    def silent(name: str, *how: Any, **more: Any) -> list[Any]:
+        nonlocal n_asked
+        n_asked += 1
+        answered.wait(60)
+        return []
+
+    monkeypatch.setattr(addresses.socket, "getaddrinfo", silent)
+
+    async def fetch_many() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        loop.set_default_executor(ThreadPoolExecutor(1))
+        files = Addresses(seconds=0.01)
+        fetched = [files.fetch(f"https://{i}.example/", 1000) for i in range(40)]
+        told = await asyncio.gather(*fetched, return_exceptions=True)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 5), 60) == 5
+        answered.set()
+        return told
+
+    told = asyncio.run(fetch_many())
+    assert all("did not come within" in str(one) for one in told)
+    assert n_asked == addresses.MAX_AT_ONCE  # also of those that nobody waits for any more
 
 
 def test_no_more_files_are_fetched_at_a_time_than_may_be(

@@ -22,6 +22,8 @@ import openai
 import pytest
 import uvicorn
 from flashnext import _core
+from flashnext.media import pool
+from flashnext.media.errors import Unwanted
 from flashnext.server.run import Connection
 from support.serving import ServerThread, until
 
@@ -201,6 +203,47 @@ def test_a_client_that_leaves_while_its_prompt_is_rendered_is_noticed(
     tool = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
     body = {"messages": SUM, "tools": [tool], "stream": stream}  # with tools another thread renders it
     require_leaving_is_noticed(watched, blocked, "/v1/chat/completions", body)
+
+
+SHOWN = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+SHOWING: dict[str, Any] = {
+    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": [SHOWN]}]},
+    "/tokenize": {"messages": [{"role": "user", "content": [SHOWN]}]},
+    "/v1/responses/input_tokens": {
+        "model": "tiny",
+        "input": [{"role": "user", "content": [{"type": "input_image", "image_url": "data:;base64,AAAA"}]}],
+    },
+    "/v1/messages/count_tokens": {
+        "model": "tiny",
+        "messages": [
+            {
+                "role": "user",
+                "content": [{"type": "image", "source": {"type": "base64", "data": "AAAA"}}],
+            }
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize("route", SHOWING)
+def test_for_a_client_that_leaves_while_its_video_is_decoded_no_more_is(
+    route: str, watched: ServerThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, left = threading.Event(), threading.Event()
+
+    def endless(part: Any, rules: Any, limits: Any, wanted: Callable[[], bool]) -> Any:
+        begun.set()
+        while wanted():
+            time.sleep(0.001)
+        left.set()
+        raise Unwanted
+
+    monkeypatch.setattr(pool, "prepare", endless)
+    connection = post(watched, route, SHOWING[route])
+    assert begun.wait(60) and not left.is_set()
+    connection.close()
+    assert left.wait(60)
+    require_idle_and_well(watched)
 
 
 def test_many_clients_that_leave_at_any_moment_leave_nothing_behind(watched: ServerThread) -> None:

@@ -433,6 +433,7 @@ def test_broken_files_get_a_sentence_each_and_leave_the_server_as_it_was(server:
         place, problem = refused(server, route, body(route, [shown(route, data_url(data))]))
         assert cases[name].words in problem, name
         assert place.startswith(("messages[0].content[0]", "input[0].content[0]"))
+    assert "Warning" not in server.err  # which Pillow would write for each of a TIFF's tags
     assert most_bytes() - before < 256 * 2**20
     assert post(server, CHAT, golden(CHAT, GOLDEN["image-5"])).json()["choices"][0]["message"]["content"] == (
         "It is a star."

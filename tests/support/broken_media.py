@@ -68,6 +68,7 @@ def broken_images() -> dict[str, Broken]:
     webp, bmp, tif = (encoded(_grey(), kind) for kind in ("WEBP", "BMP", "TIFF"))
     rows = bytes(1 + 3 * 8) * 8
     bomb = _bomb(256)
+    exif = b"\xff\xe1" + struct.pack(">H", 10) + b"Exif\0\0II"
 
     def bombed(kind: bytes, head: bytes) -> bytes:
         return png(8, 8, chunk(kind, head + bomb), rows=rows)
@@ -104,6 +105,10 @@ def broken_images() -> dict[str, Broken]:
         "JPEG of 65500 x 65500": (_sof(jpeg, 65500, 65500), "65500 x 65500"),
         "JPEG of no height": (_sof(jpeg, 0, 60), "JPEG"),
         "JPEG of 5,000 scans": (_scans(_jpeg(progressive=True), 5000), "scans"),
+        "JPEG of 4096 x 4096 in 200 scans": (
+            _sof(_scans(_jpeg(progressive=True), 200), 4096, 4096, b"\xff\xc2"), "pixels in all; at most",
+        ),
+        "JPEG of 65 EXIF parts": (jpeg[:2] + exif * 65 + jpeg[2:], "EXIF in 65 parts; at most 64"),
         "JPEG that goes on as text": (jpeg[:200] + b"text" * 100, "JPEG cannot be"),
         "GIF of 65535 x 65535": (_patched(gif, 6, b"\xff\xff\xff\xff"), "65535 x 65535"),
         "GIF frame of 65535 x 65535": (
@@ -123,6 +128,11 @@ def broken_images() -> dict[str, Broken]:
         "TIFF without a list": (tif[:4] + b"\xff\xff\xff\x7f" + tif[8:], "TIFF cannot be"),
         "TIFF of 10^9 squared": (_tiff(10**9, 10**9), "pixels"),
         "TIFF without what it lists": (_tiff(100, 100), "TIFF cannot be"),
+        "TIFF of tags that are larger than it": (
+            b"II*\0" + struct.pack("<IH", 8, 400)
+            + b"".join(struct.pack("<HHII", 1000 + i, 1, 2**31, 8) for i in range(400)) + bytes(4),
+            "TIFF cannot be read",
+        ),
         "TIFF of float numbers": (encoded(Image.new("F", (40, 40), 0.5), "TIFF"), "32-bit"),
         "a video": (lying_mp4(), "none of PNG"),
         "1 x 201": (png(1, 201, rows=bytes(4) * 201), "at most 200 times"),
@@ -142,6 +152,29 @@ def broken_images() -> dict[str, Broken]:
     parts["frames without a rate"] = Broken(FramesPart((frame,), 0.0), "fps must be")
     parts["frames at no number"] = Broken(FramesPart((frame,), float("nan")), "fps must be")
     return parts
+
+
+def in_pieces(n: int) -> dict[str, bytes]:
+    """Make pictures of so many parts that say nothing, each of which a decoder looks at by itself."""
+    rows, start, bmp_head = (
+        bytes(1 + 3 * 8) * 8,
+        encoded(_grey().quantize(64), "GIF"),
+        struct.Struct("<IiiHHIIiiII"),
+    )
+    at = start.index(b",\0\0\0\0")
+    colours = bytes(range(256)) * 4
+    head = b"BM" + struct.pack("<IHHI", 1078 + 2 * n, 0, 0, 1078)
+    head += bmp_head.pack(40, n, 200, 1, 8, 1, 0, 0, 0, 256, 0) + colours
+    jpeg = _jpeg()
+    return {
+        "PNG": png(8, 8, chunk(b"teSt", b"") * n, rows=rows),
+        "PNG of texts": png(8, 8, chunk(b"tEXt", b"a\0b") * n, rows=rows),
+        "PNG of empty rows": png(8, 8, chunk(b"IDAT", b"") * n, rows=rows),
+        "JPEG": jpeg[:20] + b"\0" * n + jpeg[20:],
+        "JPEG of comments": jpeg[:2] + b"\xff\xfe\0\3a" * n + jpeg[2:],
+        "GIF": start[:at] + b"!\xfe\1a\0" * n + start[at:],
+        "BMP": head + b"\1\7" * n,
+    }
 
 
 def _box(kind: bytes, *inside: bytes) -> bytes:

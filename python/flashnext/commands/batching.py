@@ -131,6 +131,7 @@ def _answer_lines(args: argparse.Namespace, source: BinaryIO) -> tuple[int, int,
     from flashnext.batch.work import answer_lines
     from flashnext.engine.engine import BUNDLED, Engine
     from flashnext.engine.many import AHEAD
+    from flashnext.server.allocator import give_large_blocks_back
     from flashnext.server.log import set_up
     from flashnext.server.offline import URLS, Offline
 
@@ -140,6 +141,7 @@ def _answer_lines(args: argparse.Namespace, source: BinaryIO) -> tuple[int, int,
     settings = _settings(args, clean_text(name))
     with Output(args.output) as output:
         set_up("warning", "auto")
+        give_large_blocks_back()
         with Engine(
             path,
             device=args.device,

@@ -25,6 +25,13 @@ class MediaError(InvalidArgument):
         return MediaError(self.problem, part)
 
 
+class Unwanted(MediaError):
+    """Whoever asked for a picture or a video is gone, so the rest of it is not decoded."""
+
+    def __init__(self) -> None:
+        super().__init__("nobody waits for it any more")
+
+
 class PoolClosed(FlashnextError):
     """Nothing is prepared any more."""
 

@@ -19,6 +19,7 @@ from PIL import (
 )
 from PIL.ImageFile import ImageFile
 
+from flashnext.media.bounded import BoundedFile
 from flashnext.media.errors import MediaError, complaint
 from flashnext.media.limits import Limits
 from flashnext.media.png import rows_are_missing
@@ -37,6 +38,12 @@ FORMATS: tuple[tuple[str, tuple[bytes, ...], Callable[[io.BytesIO], ImageFile]],
 MAX_SCANS = 256
 """Of a JPEG: each goes over the whole picture. Usual files have a dozen, thumbnails included."""
 
+MAX_SCANNED_PIXELS = 2**31
+"""Of a JPEG, scans times pixels: some seconds. A dozen scans of the largest picture come to a third of it."""
+
+MAX_EXIF = 64
+"""Parts of a JPEG with EXIF: the decoder puts them together one by one, and copies all before each."""
+
 BAND_PIXELS = 2**22
 """Pixels of a transparent picture that are laid over white at a time."""
 
@@ -52,6 +59,7 @@ _UPRIGHT = {
 """What makes a picture with an EXIF orientation upright."""
 
 _ORIENTATION = 0x0112
+_SCAN, _EXIF = b"\xff\xda", b"Exif\0\0"
 
 
 @dataclass(frozen=True)
@@ -102,18 +110,21 @@ def open_image(data: bytes, limits: Limits) -> Opened:
     if name == "WebP":
         # Its decoder takes memory for the whole canvas before the size can be asked for.
         _check_size(name, _webp_size(data), limits)
-    if name == "JPEG" and data.count(b"\xff\xda") > MAX_SCANS:
-        raise MediaError(
-            f"the JPEG has more than {MAX_SCANS} scans, each of which takes a pass over the image"
-        )
+    if name == "JPEG":
+        _check_parts(data)
     try:
-        file = opened(io.BytesIO(data))
+        file = opened(BoundedFile(data))
     except MemoryError:
         raise
     except Exception as error:  # decoders raise what they like
         raise MediaError(f"the {name} cannot be read: {complaint(error)}") from None
     width, height = file.size
     _check_size(name, (height, width), limits)
+    if name == "JPEG" and (n := data.count(_SCAN)) * width * height > MAX_SCANNED_PIXELS:
+        raise MediaError(
+            f"the JPEG has {n} scans of {width} x {height}, which is {n * width * height} pixels in all; "
+            f"at most {MAX_SCANNED_PIXELS} are decoded"
+        )
     orientation = 1 if name == "TIFF" else _orientation(file)  # whose decoder turns it by itself
     return Opened(name, (width, height) if orientation >= 5 else (height, width), data, file, orientation)
 
@@ -166,6 +177,16 @@ def _check_size(name: str, size: Size, limits: Limits) -> None:
             f"the {name} is {width} x {height}, which is {width * height} pixels; "
             f"at most {limits.image_pixels} are decoded"
         )
+
+
+def _check_parts(jpeg: bytes) -> None:
+    """Look how many there are of the parts that cost the decoder more than their bytes."""
+    if jpeg.count(_SCAN) > MAX_SCANS:
+        raise MediaError(
+            f"the JPEG has more than {MAX_SCANS} scans, each of which takes a pass over the image"
+        )
+    if (n := jpeg.count(_EXIF)) > MAX_EXIF:
+        raise MediaError(f"the JPEG has EXIF in {n} parts; at most {MAX_EXIF} are read")
 
 
 def _webp_size(data: bytes) -> Size:

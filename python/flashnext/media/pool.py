@@ -18,6 +18,21 @@ from flashnext.media.rules import Rules
 WORKERS = 2
 
 
+class _Asked(Future[Media]):
+    """What somebody waits for, as long as that is so."""
+
+    dropped = False
+
+    def cancel(self) -> bool:
+        """Wait for it no more; what has begun is told by `dropped`."""
+        self.dropped = True
+        return super().cancel()
+
+    def wanted(self) -> bool:
+        """Whether somebody waits for it."""
+        return not self.dropped
+
+
 class Preprocessor:
     """A few threads that prepare the media of all requests. Its methods may be called from any thread.
 
@@ -39,7 +54,7 @@ class Preprocessor:
         """
         self.rules, self._limits, self._workers = rules, limits, workers
         self._changed = threading.Condition()
-        self._work = deque[tuple[Future[Media], Part]]()
+        self._work = deque[tuple[_Asked, Part]]()
         self._n_threads = self._n_idle = 0
         self._closed = False
 
@@ -64,7 +79,10 @@ class Preprocessor:
                 each.cancel()
 
     async def prepare_async(self, parts: Sequence[Part | Media]) -> list[Media]:
-        """Do the same without holding up the event loop; what has not begun is dropped with the task."""
+        """Do the same without holding up the event loop.
+
+        What has not begun, and the rest of a video, is dropped with the task.
+        """
         waiting = [asyncio.wrap_future(each) for each in self._begin(parts)]
         out: list[Media] = []
         try:
@@ -89,14 +107,14 @@ class Preprocessor:
             if future.set_running_or_notify_cancel():
                 future.set_exception(PoolClosed())
 
-    def _begin(self, parts: Sequence[Part | Media]) -> list[Future[Media]]:
+    def _begin(self, parts: Sequence[Part | Media]) -> list[_Asked]:
         check_counts(parts, self._limits)
         begun = []
         with self._changed:
             if self._closed:
                 raise PoolClosed
             for part in parts:
-                begun.append(Future[Media]())
+                begun.append(_Asked())
                 if isinstance(part, Media):
                     begun[-1].set_result(part)
                     continue
@@ -121,7 +139,7 @@ class Preprocessor:
             if not future.set_running_or_notify_cancel():
                 continue
             try:
-                future.set_result(prepare(part, self.rules, self._limits))
+                future.set_result(prepare(part, self.rules, self._limits, future.wanted))
             except BaseException as error:
                 future.set_exception(error)
             del future, part  # nothing is kept while there is nothing to do

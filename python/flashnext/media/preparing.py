@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
-from flashnext.media.errors import MediaError
+from flashnext.media.errors import MediaError, Unwanted
 from flashnext.media.frames import Frames
 from flashnext.media.image import Opened, open_image, resized
 from flashnext.media.limits import Limits
@@ -38,18 +38,25 @@ def kind_of(part: Part | Media) -> Literal["image", "video"]:
     return "image" if isinstance(part, ImagePart) else "video"
 
 
-def prepare(part: Part, rules: Rules, limits: Limits) -> Media:
-    """Decode and prepare one picture or video; it may take seconds and hundreds of megabytes.
+def prepare(part: Part, rules: Rules, limits: Limits, wanted: Callable[[], bool] = lambda: True) -> Media:
+    """Decode and prepare one picture or video; it may take minutes (a video) and hundreds of megabytes.
+
+    Args:
+        part: As it came.
+        rules: Of the checkpoint.
+        limits: Of what is decoded.
+        wanted: Whether somebody still waits for it; asked between the frames of a video.
 
     Raises:
         MediaError: It is broken, unknown or over a limit.
+        Unwanted: Nobody waits for it any more.
     """
     if isinstance(part, ImagePart):
         opened, size = _sized(part, rules, limits)
         return picture(resized(opened.decode(), size), rules.image)
     if isinstance(part, VideoPart):
-        return read_video(part.data, rules.video, limits)
-    return _frames(part, rules, limits)
+        return read_video(part.data, rules.video, limits, wanted)
+    return _frames(part, rules, limits, wanted)
 
 
 def count_tokens(part: ImagePart, rules: Rules, limits: Limits) -> int:
@@ -67,7 +74,7 @@ def _sized(part: ImagePart, rules: Rules, limits: Limits) -> tuple[Opened, Size]
     return opened, image_size(opened.size, rules.image, limits.tokens(part.detail))
 
 
-def _frames(part: FramesPart, rules: Rules, limits: Limits) -> Media:
+def _frames(part: FramesPart, rules: Rules, limits: Limits, wanted: Callable[[], bool]) -> Media:
     n, most = len(part.frames), rules.video.max_frames
     if not 1 <= n <= most:
         raise MediaError(f"a video given as frames has 1 to {most} of them, found {n}")
@@ -76,6 +83,8 @@ def _frames(part: FramesPart, rules: Rules, limits: Limits) -> Media:
     stack = Frames(n, rules.video, limits)
     first: Size | None = None
     for i, data in enumerate(part.frames):
+        if not wanted():
+            raise Unwanted
         try:
             opened = open_image(data, limits)
             first = first or opened.size

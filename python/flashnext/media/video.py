@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from flashnext.media.errors import MediaError
 from flashnext.media.limits import Limits
 from flashnext.media.mp4 import video_only
@@ -13,13 +15,22 @@ from flashnext.media.sampling import sample
 _MP4_BOXES = (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot", b"styp", b"moof", b"uuid")
 
 
-def read_video(data: bytes, rule: VideoRule, limits: Limits) -> Media:
+def read_video(
+    data: bytes, rule: VideoRule, limits: Limits, wanted: Callable[[], bool] = lambda: True
+) -> Media:
     """Read a video: sample its frames, decode them, turn them upright, resize them and cut them into patches.
 
     Frames are counted by decoding. Where a file is cut off or has frames that are not meant to be seen, what
     can be decoded is sampled anew.
 
+    Args:
+        data: The file.
+        rule: The checkpoint's.
+        limits: Of what is decoded.
+        wanted: Whether somebody still waits for it; asked between frames.
+
     Raises:
+        Unwanted: Nobody waits for it any more.
         MediaError: It is no video that is known here, is broken, or is larger than the limits; or the package
             that reads videos is not installed.
     """
@@ -34,7 +45,7 @@ def read_video(data: bytes, rule: VideoRule, limits: Limits) -> Media:
         raise MediaError("videos need the extra `video`: pip install 'flashnext[video]'") from None
     if container == "mov":
         data = video_only(data, limits.video_frames)
-    file = VideoFile(data, container, limits)
+    file = VideoFile(data, container, limits, wanted)
     shown = file.look()
     chosen = sample(shown, rule)
     levels, decoded = file.decode(chosen.frames, shown, rule)

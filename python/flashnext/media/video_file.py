@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 
 import av
@@ -15,7 +15,7 @@ from av.video.frame import VideoFrame
 from av.video.stream import VideoStream
 from PIL import Image
 
-from flashnext.media.errors import MediaError, complaint
+from flashnext.media.errors import MediaError, Unwanted, complaint
 from flashnext.media.frames import Frames
 from flashnext.media.limits import Limits
 from flashnext.media.patches import Levels
@@ -34,9 +34,9 @@ _DECODERS = (*CODECS, "libdav1d", "libvpx", "libvpx-vp9")
 class VideoFile:
     """One file, which is opened anew for each look at it."""
 
-    def __init__(self, data: bytes, container: str, limits: Limits) -> None:
-        """Take a file's bytes, and FFmpeg's name of its container."""
-        self._data, self._container, self._limits = data, container, limits
+    def __init__(self, data: bytes, container: str, limits: Limits, wanted: Callable[[], bool]) -> None:
+        """Take a file's bytes, FFmpeg's name of its container, and whether somebody still waits for it."""
+        self._data, self._container, self._limits, self._wanted = data, container, limits, wanted
 
     def look(self) -> Shown:
         """Read what the file says of its frames, without decoding them.
@@ -78,7 +78,8 @@ class VideoFile:
             the file is shown that could be decoded.
 
         Raises:
-            MediaError: None could be.
+            MediaError: None could be, or they are larger than the file says, and too much in all.
+            Unwanted: Nobody waits for them any more.
         """
         places: dict[int, list[int]] = {}
         for place, number in enumerate(chosen):
@@ -86,11 +87,18 @@ class VideoFile:
         kept = Frames(len(chosen), rule, self._limits)
         stamps: list[int | None] = []
         failed: list[av.FFmpegError] = []
+        work, limits = 0, self._limits
         with self._opened() as opened:
             stream = self._stream(opened)
             stream.codec_context.thread_count = 1  # parts are decoded side by side instead
             stream.codec_context.options = {"max_pixels": str(self._limits.video_frame_pixels)}
-            for frame in _decoded(opened, stream, failed):
+            for frame in _decoded(opened, stream, failed, self._wanted):
+                work += frame.width * frame.height
+                if work > limits.video_work or len(stamps) == limits.video_frames:
+                    raise MediaError(
+                        f"the video's header lies: {len(stamps) + 1} of its frames have {work} pixels; "
+                        f"{limits.video_work}, and {limits.video_frames} frames, are decoded at most"
+                    )
                 if len(stamps) in places:
                     kept.put(places[len(stamps)], _upright(frame))
                 stamps.append(frame.pts)
@@ -155,12 +163,14 @@ def _ticks(stamps: list[int | None]) -> tuple[int, ...] | None:
 
 
 def _decoded(
-    opened: InputContainer, stream: VideoStream, failed: list[av.FFmpegError]
+    opened: InputContainer, stream: VideoStream, failed: list[av.FFmpegError], wanted: Callable[[], bool]
 ) -> Iterator[VideoFrame]:
-    """Yield all frames that can be decoded; what cannot goes into `failed`."""
+    """Yield all frames that can be decoded, as long as they are wanted; what cannot goes into `failed`."""
     packets = opened.demux(stream)
     ended = False
     while not ended:
+        if not wanted():
+            raise Unwanted
         try:
             packet = next(packets, None)
         except av.FFmpegError as error:

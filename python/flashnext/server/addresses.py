@@ -11,7 +11,9 @@ import asyncio
 import ipaddress
 import socket
 import ssl
+import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from urllib.parse import urljoin, urlsplit
 
 import h11
@@ -67,15 +69,52 @@ def is_public(address: Address) -> bool:
     return not any(address in network for network in _NOT_PUBLIC)
 
 
-async def resolve(name: str) -> list[str]:
-    """Ask the system for the addresses of a name.
+class Resolver:
+    """Asks the system for the addresses of names, in threads of its own. Used by one event loop.
 
-    Raises:
-        OSError: It has none.
+    The system may take a minute over a name for which nobody answers, whoever still waits for it, so the
+    threads that everything else shares are not asked. They do not hold up the end of the process.
     """
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(name, _PORT, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+    def __init__(self) -> None:
+        """Ask nothing yet."""
+        self._places = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def __call__(self, name: str) -> list[str]:
+        """Ask for the addresses of a name, once one of the threads is free.
+
+        Raises:
+            OSError: It has none.
+        """
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[list[str]] = loop.create_future()
+
+        def tell(addresses: list[str], error: Exception | None) -> None:
+            self._places.release()
+            if found.done():
+                return  # nobody waits any more
+            if error is not None:
+                found.set_exception(error)
+            else:
+                found.set_result(addresses)
+
+        def ask() -> None:
+            told: list[str] = []
+            problem: Exception | None = None
+            try:
+                told = [str(at[0]) for *_, at in socket.getaddrinfo(name, _PORT, type=socket.SOCK_STREAM)]
+            except Exception as error:
+                problem = error
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(tell, list(dict.fromkeys(told)), problem)
+
+        await self._places.acquire()
+        try:
+            threading.Thread(target=ask, name="flashnext-names", daemon=True).start()
+        except RuntimeError as error:  # the machine has none left
+            self._places.release()
+            raise OSError(str(error)) from None
+        return await found
 
 
 def connector(context: ssl.SSLContext, port: int = _PORT) -> Connect:
@@ -93,18 +132,18 @@ class Addresses:
     def __init__(
         self,
         *,
-        resolve: Resolve = resolve,
+        resolve: Resolve | None = None,
         connect: Connect | None = None,
         seconds: float = FETCH_S,
     ) -> None:
         """Fetch nothing yet.
 
         Args:
-            resolve: Gives the addresses of a name.
+            resolve: Gives the addresses of a name; by default the system.
             connect: Opens a connection to an address, under a name.
             seconds: In which all of a file has to come.
         """
-        self._resolve = resolve
+        self._resolve = resolve or Resolver()
         self._connect = connect or connector(ssl.create_default_context())
         self._seconds = seconds
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
@@ -133,7 +172,11 @@ class Addresses:
         reader, writer = await self._open(name)
         try:
             return await _ask(reader, writer, url, name, target, most)
-        except (OSError, h11.ProtocolError) as error:
+        except h11.ProtocolError:
+            raise MediaError(
+                "the file cannot be fetched: its server's answer breaks the rules of HTTP"
+            ) from None
+        except OSError as error:
             raise MediaError(f"the file cannot be fetched: {_reason(error)}") from None
         finally:
             writer.transport.abort()
@@ -155,7 +198,7 @@ class Addresses:
         for address in found[:_TRIED]:
             try:
                 return await self._connect(str(address), name)
-            except OSError as error:
+            except (OSError, ValueError) as error:  # the latter of a name that no certificate can have
                 problem = error
         raise MediaError(f"{_told(name)} cannot be reached: {_reason(problem)}")
 
@@ -186,6 +229,18 @@ def _read(url: str) -> tuple[str, str]:
     return parts.hostname, (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
 
 
+def _joined(url: str, location: str) -> str:
+    """Find where an answer leads.
+
+    Raises:
+        MediaError: That cannot be read.
+    """
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        raise MediaError("the address leads on to one that cannot be read") from None
+
+
 async def _ask(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, url: str, name: str, target: str, most: int
 ) -> bytes | str:
@@ -209,10 +264,11 @@ async def _ask(
         elif isinstance(found, h11.Response):
             given = {key.decode("latin-1"): value.decode("latin-1") for key, value in found.headers}
             if found.status_code in _REDIRECTS and "location" in given:
-                return urljoin(url, given["location"])
+                return _joined(url, given["location"])
             if found.status_code != 200:
                 raise MediaError(f"the server of the address answered {found.status_code}")
-            if given.get("content-encoding", "identity").strip().lower() != "identity":
+            codings = [value.strip().lower() for key, value in found.headers if key == b"content-encoding"]
+            if any(coding not in (b"", b"identity") for coding in codings):
                 raise MediaError("the server of the address sent it compressed")
             length = given.get("content-length", "0")
             if length.isdigit() and int(length[:19]) > most:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -113,7 +114,7 @@ class TextLines(logging.Formatter):
 
 
 def set_up(level: str, form: str, stream: TextIO = sys.stderr) -> None:
-    """Send the log to a stream.
+    """Send the log to a stream. What Pillow warns of in pictures is left out: a file can make it many lines.
 
     Args:
         level: Name of the lowest level that is written.
@@ -130,3 +131,4 @@ def set_up(level: str, form: str, stream: TextIO = sys.stderr) -> None:
         logger.handlers[:] = [handler]
         logger.setLevel(least)
         logger.propagate = False
+    warnings.filterwarnings("ignore", module=r"PIL\.")

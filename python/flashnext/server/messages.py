@@ -50,4 +50,4 @@ async def count(service: Service, http: Request) -> Response:
         return asked.chat()
 
     _, turn = await read_body(http, service.settings, read)
-    return JSONResponse({"input_tokens": len(await tokens_of(service, turn))})
+    return JSONResponse({"input_tokens": len(await tokens_of(service, turn, http.receive))})

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
 
+from starlette.types import Receive
+
 from flashnext.engine.chat_media import Brought, found
 from flashnext.engine.reading import ReadPrompt
 from flashnext.media import ImagePart, MediaError, Part, VideoPart, check_counts
@@ -15,6 +17,7 @@ from flashnext.server.answering import Running
 from flashnext.server.chat_request import Asked
 from flashnext.server.service import Service
 from flashnext.server.shown import told_where_written
+from flashnext.server.stream import while_there
 from flashnext.text.messages import InvalidField, cut
 
 
@@ -48,15 +51,22 @@ async def _read(
         return prompt
 
 
-async def tokens_of(service: Service, turn: Asked) -> list[int]:
+async def tokens_of(service: Service, turn: Asked, receive: Receive) -> list[int]:
     """Give the tokens of a chat's prompt; what it shows is decoded for that, and not looked at.
+
+    Args:
+        service: Whose engine reads.
+        turn: The chat.
+        receive: Tells that the client is gone, for whom nothing more is decoded then.
 
     Raises:
         InvalidField: As for `read_chat`.
+        ClientGone: The client left.
     """
     if found(turn.messages):
-        with ExitStack() as held:
-            return (await _read(service, turn, {}, held.enter_context)).token_ids
+        async with while_there(receive):
+            with ExitStack() as held:
+                return (await _read(service, turn, {}, held.enter_context)).token_ids
     rendered = await asyncio.to_thread(
         service.engine.template.render, turn.messages, turn.tools, turn.options
     )
@@ -109,8 +119,8 @@ def _address(service: Service, one: Brought) -> str | None:
     if service.addresses is None:
         raise InvalidField(
             place,
-            f"expected a data: URL with the file in base64, found {told}; this server opens no addresses, "
-            "which --media-urls would have it do",
+            f"expected a data: URL with the file in base64, found {told}; no addresses are opened here, "
+            "which flashnext-serve does with --media-urls",
         )
     if url[:8].lower() != "https://":
         raise InvalidField(

@@ -81,7 +81,7 @@ async def count(service: Service, http: Request) -> Response:
     _, asked = await read_body(http, service.settings, read)
     turn, _ = await _chat(service, asked, _before(service, asked))
     with told_as(messages="input"):
-        ids = await tokens_of(service, turn)
+        ids = await tokens_of(service, turn, http.receive)
     return _told({"object": "response.input_tokens", "input_tokens": len(ids)})
 
 

@@ -51,7 +51,7 @@ async def tokenize(service: Service, http: Request) -> Response:
     engine = service.engine
     if asked.messages is not None:
         options = asked.options(service.settings.defaults)
-        ids = await tokens_of(service, Asked(asked.messages, asked.template_tools, options))
+        ids = await tokens_of(service, Asked(asked.messages, asked.template_tools, options), http.receive)
     else:
         ids = await asyncio.to_thread(engine.tokenizer.encode, asked.prompt or "")
     return await asyncio.to_thread(_told, engine, ids, asked.return_token_strs)
