@@ -15,7 +15,7 @@
 #include "metal/lib/memory.h"
 #include "metal/lib/sums.h"
 
-// A function that the compiler of a host need not copy to each place that calls it (metal/host); a GPU's does.
+// A function that a host's compiler need not copy to each place that calls it (metal/host); a GPU's does.
 #ifndef FLASHNEXT_SHARED_FUNC
 #define FLASHNEXT_SHARED_FUNC METAL_FUNC
 #endif

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -405,13 +405,9 @@ def test_a_prompt_that_ends_with_media_is_refused_where_its_reply_begins(machine
         for span, _ in machine.frame(prompt).shown:  # one of a single token stands like text
             session, end = desk.open(prompt), span.end
             with pytest.raises(InvalidArgument, match=rf"row {end - 1}, its last, shows media"):
-                desk.reference.runner.prompt(
-                    session,
-                    machine.prompts[prompt][:end],
-                    True,
-                    GREEDY,
-                    media=desk.reference.shown(prompt, 0, end),
-                )
+                shown = cast(Any, desk.reference.shown(prompt, 0, end))
+                tokens = machine.prompts[prompt][:end]
+                desk.reference.runner.prompt(session, tokens, True, GREEDY, media=shown)
             assert session.length == 0
             session.close()
 

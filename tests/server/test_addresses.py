@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 import ssl
 import threading
 from collections.abc import Awaitable, Callable
@@ -302,7 +303,7 @@ def test_names_for_which_nobody_answers_hold_up_nothing_else(monkeypatch: pytest
         answered.wait(60)
         return []
 
-    monkeypatch.setattr(addresses.socket, "getaddrinfo", silent)
+    monkeypatch.setattr(socket, "getaddrinfo", silent)
 
     async def fetch_many() -> list[Any]:
         loop = asyncio.get_running_loop()

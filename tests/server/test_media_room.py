@@ -16,7 +16,7 @@ from support.serving import ServerThread
 
 
 def during(test: Callable[[MediaRoom], Awaitable[None]], limit: int = 100) -> None:
-    asyncio.run(asyncio.wait_for(test(MediaRoom(limit)), 60))  # type: ignore[arg-type]
+    asyncio.run(asyncio.wait_for(test(MediaRoom(limit)), 60))
 
 
 async def begun(room: MediaRoom, *sizes: int) -> list[asyncio.Task[Place]]:

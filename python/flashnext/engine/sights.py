@@ -45,7 +45,9 @@ class Sights:
         wishes: list[Wish] = []
         n_held = sum(features.n for features in list(self._made.values()))
         for frame, held, start in readers:
-            for span, media in frame.shown if frame is not None else ():
+            if frame is None:
+                continue
+            for span, media in frame.shown:
                 if span.end <= start or media.key in held:
                     continue
                 made = self._made.get(media.key)
