@@ -14,7 +14,7 @@ import pytest
 from flashnext.engine.core import Floats
 from flashnext.engine.engine import Engine
 from flashnext.engine.events import Reply
-from flashnext.engine.frame import MediaPrompt
+from flashnext.engine.frame import Frame, MediaPrompt
 from flashnext.engine.reading import PromptLike
 from flashnext.engine.sampling import Sampling
 from flashnext.errors import InvalidArgument
@@ -97,9 +97,12 @@ def test_golden_prompts_together_give_their_golden_tokens(engine: Engine) -> Non
     for name, request in requests.items():
         assert list(request.result().token_ids) == GOLDEN[name]["output_ids"], name
     for name, sampling in how.items():  # and again, from what the cache has
-        reply = engine.submit(golden(name), sampling=sampling).result()
+        ASKED.clear()
+        prompt = golden(name)
+        reply = engine.submit(prompt, sampling=sampling).result()
         assert list(reply.token_ids) == GOLDEN[name]["output_ids"], name
-    assert max(ASKED.values()) < 10
+        frame = Frame.of(np.array(prompt.token_ids, np.int32), prompt.media, pads(), watched)
+        assert dict.fromkeys(frame.behind(reply.usage.cached_tokens), 1) == ASKED, name
 
 
 def test_a_chat_that_adds_an_image_resumes_all_before_it_and_looks_at_each_once(
