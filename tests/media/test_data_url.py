@@ -43,6 +43,8 @@ def test_padding_may_be_missing(n: int) -> None:
         ("data:image/png;base64,AAAA%3D%3D", "'%' at character 4"),
         ("data:image/png;base64,AA AA", "no white space"),
         ("data:image/png;base64,AAAA\n", r"'\\n' at character 4"),
+        ("data:image/png;base64,AAA=\n", r"'\\n' at character 4"),
+        ("data:image/png;base64,AA== \n", "' ' at character 4"),
         ("data:image/png;base64,AA-_", "'-' at character 2"),
         ("data:image/png;base64,AAAÄ", r"'\\xc4' at character 3"),
         ("data:image/png;base64,", "holds no bytes"),

@@ -39,8 +39,12 @@ def read_data_url(url: str, most_bytes: int) -> bytes:
         piece = url[at : min(at + _PIECE, end)]
         wrong = _OUTSIDE.search(piece)
         if wrong is not None:
+            place = at + wrong.start()
+            behind = url[place:].lstrip("=")
+            if behind[:1].isspace():  # as the end of a line behind padding, which is what is wrong then
+                place = len(url) - len(behind)
             raise MediaError(
-                f"the base64 has {wrong[0]!a} at character {at - start + wrong.start()}; only "
+                f"the base64 has {url[place]!a} at character {place - start}; only "
                 "A-Z, a-z, 0-9, + and / are allowed, = at the end, and no white space"
             )
         if len(piece) % 4 != 1:
