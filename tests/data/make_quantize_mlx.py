@@ -1,4 +1,4 @@
-"""Remakes quantize_mlx.json: digests of what mlx.core.quantize gives for the cases of
+"""Remakes quantize_mlx.json.gz: digests of what mlx.core.quantize gives for the cases of
 tests/support/quantize_cases.py.
 
 PYTHONPATH=python:tests python tests/data/make_quantize_mlx.py     (packages mlx and, on Linux, mlx-cpu)
@@ -6,6 +6,7 @@ PYTHONPATH=python:tests python tests/data/make_quantize_mlx.py     (packages mlx
 
 from __future__ import annotations
 
+import gzip
 import json
 from importlib.metadata import version
 from pathlib import Path
@@ -26,7 +27,9 @@ def main() -> None:
                 scales, biases = (np.array(part.view(mx.uint16)) for part in parts[1:])
                 digests[f"{bits} bits, group {group}, {name}"] = digest(weights, words, scales, biases)
     out = {"made_with": {"mlx": version("mlx")}, "digests": digests}
-    Path(__file__).with_name("quantize_mlx.json").write_text(json.dumps(out, separators=(",", ":")) + "\n")
+    text = json.dumps(out, separators=(",", ":")) + "\n"
+    packed = gzip.compress(text.encode(), 9, mtime=0)
+    Path(__file__).with_name("quantize_mlx.json.gz").write_bytes(packed)
 
 
 if __name__ == "__main__":

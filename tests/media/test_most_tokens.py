@@ -6,7 +6,7 @@ import random
 
 import pytest
 from flashnext.media import ImageRule, Limits, Rules, VideoRule
-from flashnext.media.sizes import frame_size, image_size, most_tokens, n_tokens
+from flashnext.media.sizes import frame_size, image_size, most_bytes, most_tokens, n_tokens
 
 
 def test_the_published_models_room_is_that_of_the_rule_and_of_the_default() -> None:
@@ -39,3 +39,38 @@ def test_no_size_comes_out_larger(seed: int) -> None:
         assert max(found, of_slice) <= a_slice, (seed, size, n, limits)
         largest = max(largest, found, of_slice)
     assert largest > 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_takes_more_memory_than_is_asked_for(seed: int) -> None:
+    rng = random.Random(seed)
+    low = rng.choice([1024, 4096, 65_536])
+    image = ImageRule(min_pixels=low, max_pixels=low * rng.choice([2, 40]))
+    video = VideoRule(
+        min_pixels=low, max_pixels=low * rng.choice([2, 40, 6000]), max_frames=rng.choice([4, 60, 768]),
+        frame_tokens=rng.choice([None, None, 6, 768]),
+    )  # fmt: skip
+    limits = Limits(
+        image_tokens=rng.choice([None, 60, 5000]), video_tokens=rng.choice([None, None, 70, 2000])
+    )
+    most_image, most_video = most_bytes(Rules(image, video), limits)
+    closest = 0.0
+    for _ in range(1500):
+        short = rng.choice([rng.randint(1, 40), rng.randint(1, 3000)])
+        size = (short, min(rng.choice([rng.randint(short, 200 * short), 200 * short]), 20_000))
+        found = 3 * n_tokens(image_size(size, image, limits.image_tokens), image) * image.factor**2
+        assert found <= most_image, (seed, size)
+        n = rng.choice([1, 3, video.max_frames, video.max_frames])
+        frame = frame_size(n, size, video, limits.video_tokens, limits.image_tokens)
+        tokens = n_tokens(frame, video, n)
+        if limits.video_tokens is None or tokens <= limits.video_tokens:  # others are refused
+            taken = 3 * tokens * video.factor**2 * video.temporal
+            assert taken <= most_video, (seed, size, n, tokens)
+            closest = max(closest, taken / most_video)
+    assert closest > 0, f"seed {seed}: no video was taken"
+
+
+def test_a_long_and_thin_video_of_the_published_rule_is_within_what_is_asked_for() -> None:
+    tokens = n_tokens(frame_size(768, (32, 6400), VideoRule()), VideoRule(), 768)
+    _, most = most_bytes(Rules(), Limits())
+    assert tokens == 30_720 and 30_720 * 32**2 * 2 * 3 <= most < 1.1 * 30_720 * 32**2 * 2 * 3

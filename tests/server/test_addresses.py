@@ -293,6 +293,46 @@ def test_a_server_that_says_nothing_is_left(world: World) -> None:
     refused(world, "https://media.example/a", "did not come within 0.2 s", seconds=0.2)
 
 
+def test_a_server_that_cuts_its_answer_to_pieces_holds_up_nobody_and_is_left(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    n = addresses._PIECE
+    pieces = b"1\r\nA\r\n" * (4 * n)
+    world.answers["/a"] = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + pieces + b"0\r\n\r\n"
+    turns = 0
+
+    async def beside(files: Addresses) -> bytes:
+        nonlocal turns
+        fetched = asyncio.ensure_future(files.fetch("https://media.example/a", 10**6))
+        while not fetched.done():
+            turns += 1
+            await asyncio.sleep(0)
+        return await fetched
+
+    assert world.run(beside) == b"A" * (4 * n)
+    assert turns >= len(pieces) // n  # the loop went round for each piece
+    monkeypatch.setattr(addresses, "_BUFFER", 2**14)  # and what stands around a file is bounded
+    refused(world, "https://media.example/a", "more around the file than the file has", most=40_000)
+
+
+def test_the_next_address_of_a_name_is_tried_where_one_does_not_answer(world: World) -> None:
+    world.names["media.example"] = [[PUBLIC, OTHER]]
+    world.answers["/a"] = ok(PICTURE)
+
+    async def use(files: Addresses) -> bytes:
+        connect = files._connect
+
+        async def first_hangs(address: str, name: str) -> Any:
+            if address == PUBLIC:
+                await asyncio.sleep(60)
+            return await connect(address, name)
+
+        files._connect = first_hangs
+        return await files.fetch("https://media.example/a", 10**6)
+
+    assert world.run(use, seconds=4) == PICTURE
+
+
 def test_names_for_which_nobody_answers_hold_up_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     answered = threading.Event()
     n_asked = 0
@@ -308,16 +348,20 @@ def test_names_for_which_nobody_answers_hold_up_nothing_else(monkeypatch: pytest
     async def fetch_many() -> list[Any]:
         loop = asyncio.get_running_loop()
         loop.set_default_executor(ThreadPoolExecutor(1))
-        files = Addresses(seconds=0.01)
-        fetched = [files.fetch(f"https://{i}.example/", 1000) for i in range(40)]
+        files = Addresses()
+        fetched = [files.fetch(f"https://{i}.example/", 1000) for i in range(addresses.MAX_AT_ONCE)]
         told = await asyncio.gather(*fetched, return_exceptions=True)
         assert await asyncio.wait_for(asyncio.to_thread(lambda: 5), 60) == 5
+        late = asyncio.ensure_future(files.fetch("https://late.example/", 1000))
+        await asyncio.sleep(0.1)
+        assert n_asked == addresses.MAX_AT_ONCE and not late.done()  # a thread has one name until it is told
         answered.set()
-        return told
+        return [*told, await asyncio.gather(late, return_exceptions=True)]
 
+    monkeypatch.setattr(addresses, "NAME_S", 0.01)
     told = asyncio.run(fetch_many())
-    assert all("did not come within" in str(one) for one in told)
-    assert n_asked == addresses.MAX_AT_ONCE  # also of those that nobody waits for any more
+    assert all("has no address" in str(one) for one in told)
+    assert n_asked == addresses.MAX_AT_ONCE + 1
 
 
 def test_no_more_files_are_fetched_at_a_time_than_may_be(

@@ -206,7 +206,9 @@ def _webp_size(data: bytes) -> Size:
 
 def _orientation(file: ImageFile) -> int:
     try:
-        found = file.getexif().get(_ORIENTATION, 1)
+        found = file.getexif().get(_ORIENTATION, 1)  # of a PNG it may stand behind the pixels
+    except MemoryError:
+        raise
     except Exception:  # what says which way is up is broken, the picture need not be
         return 1
     return found if found in _UPRIGHT else 1

@@ -103,6 +103,15 @@ def most_bytes(rules: Rules, limits: Limits) -> tuple[int, int]:
     """Bound what a prepared picture takes of memory, and a video."""
     a_slice, whole = most_tokens(rules, limits)
     image, video = rules.image, rules.video
+    # A short last slice is filled up. And of the longest and thinnest video one side of a slice is a token,
+    # the other as long as it may be.
+    whole = math.ceil(whole * 2 * video.temporal / (video.temporal + 1))
+    n_slices = -(-video.max_frames // video.temporal)
+    side = math.sqrt(MAX_ASPECT * video.max_pixels / ((n_slices - 1) * video.temporal + 1))
+    of_thin = math.ceil(side / video.factor + 1)
+    whole = max(whole, n_slices * (of_thin if video.frame_tokens is None else max(of_thin, a_slice)))
+    if limits.video_tokens is not None:  # larger ones are refused
+        whole = min(whole, limits.video_tokens)
     return (
         a_slice * image.factor**2 * CHANNELS,
         whole * video.factor**2 * CHANNELS * video.temporal,

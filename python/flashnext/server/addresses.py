@@ -22,14 +22,18 @@ from flashnext.media import MediaError
 from flashnext.version import VERSION
 
 FETCH_S = 20.0
-"""Seconds in which all of a file has to come, redirections included."""
+"""Seconds in which all of a file has to come, redirections included; the look-up of names does not count."""
+NAME_S = 20.0
+"""Seconds in which the system has to find a name."""
 MAX_REDIRECTS = 3
 MAX_AT_ONCE = 8
 """Files that are fetched at a time, for all requests."""
 _PORT = 443
 _MAX_URL = 2048
 _MAX_HEADERS = 32 * 1024
-_PIECE = 64 * 1024
+_BUFFER = 64 * 1024
+# Read at a time: a server may cut each byte into a chunk of its own, and others are served in between.
+_PIECE = 8 * 1024
 _TRIED = 3  # addresses of a name
 _REDIRECTS = (301, 302, 303, 307, 308)
 
@@ -84,7 +88,7 @@ class Resolver:
         """Ask for the addresses of a name, once one of the threads is free.
 
         Raises:
-            OSError: It has none.
+            OSError: It has none, or none within `NAME_S` of its turn.
         """
         loop = asyncio.get_running_loop()
         found: asyncio.Future[list[str]] = loop.create_future()
@@ -114,14 +118,15 @@ class Resolver:
         except RuntimeError as error:  # the machine has none left
             self._places.release()
             raise OSError(str(error)) from None
-        return await found
+        async with asyncio.timeout(NAME_S):  # TimeoutError is an OSError
+            return await found
 
 
 def connector(context: ssl.SSLContext, port: int = _PORT) -> Connect:
     """Make what opens a connection to an address, to a server whose certificate is the name's."""
 
     async def connect(address: str, name: str) -> Streams:
-        return await asyncio.open_connection(address, port, ssl=context, server_hostname=name, limit=_PIECE)
+        return await asyncio.open_connection(address, port, ssl=context, server_hostname=name, limit=_BUFFER)
 
     return connect
 
@@ -156,9 +161,9 @@ class Addresses:
         """
         async with self._places:
             try:
-                async with asyncio.timeout(self._seconds):
+                async with asyncio.timeout(self._seconds) as timer:
                     for _ in range(MAX_REDIRECTS + 1):
-                        found = await self._get(url, most)
+                        found = await self._get(url, most, timer)
                         if isinstance(found, bytes):
                             return found
                         url = found
@@ -166,10 +171,10 @@ class Addresses:
                 raise MediaError(f"the file did not come within {self._seconds:g} s") from None
         raise MediaError(f"its address leads on to others more than {MAX_REDIRECTS} times")
 
-    async def _get(self, url: str, most: int) -> bytes | str:
+    async def _get(self, url: str, most: int, timer: asyncio.Timeout) -> bytes | str:
         """Ask for a file once; gives it, or the address that it leads to."""
         name, target = _read(url)
-        reader, writer = await self._open(name)
+        reader, writer = await self._open(name, timer)
         try:
             return await _ask(reader, writer, url, name, target, most)
         except h11.ProtocolError:
@@ -181,12 +186,16 @@ class Addresses:
         finally:
             writer.transport.abort()
 
-    async def _open(self, name: str) -> Streams:
+    async def _open(self, name: str, timer: asyncio.Timeout) -> Streams:
         """Connect to a name's server, once all of its addresses are known to be public ones."""
+        clock = asyncio.get_running_loop().time
+        left = (timer.when() or 0) - clock()
+        timer.reschedule(None)  # others' names may be in front, and nobody's fault
         try:
             found = [ipaddress.ip_address(one) for one in await self._resolve(name)]
         except (OSError, UnicodeError, ValueError):
             found = []
+        timer.reschedule(clock() + left)
         if not found:
             raise MediaError(f"{_told(name)} has no address")
         if not all(map(is_public, found)):
@@ -195,9 +204,12 @@ class Addresses:
                 "send the file as a data: URL"
             )
         problem: Exception | None = None
-        for address in found[:_TRIED]:
+        tried = found[:_TRIED]
+        for address in tried:
+            last = address is tried[-1]
             try:
-                return await self._connect(str(address), name)
+                async with asyncio.timeout(None if last else self._seconds / (_TRIED + 1)):
+                    return await self._connect(str(address), name)
             except (OSError, ValueError) as error:  # the latter of a name that no certificate can have
                 problem = error
         raise MediaError(f"{_told(name)} cannot be reached: {_reason(problem)}")
@@ -256,11 +268,17 @@ async def _ask(
         writer.write(http.send(event) or b"")
     await writer.drain()
     too_long = f"the file has more than {most} bytes, the most that are read"
+    left = 2 * most + _BUFFER  # of all that is sent, what stands around the file's bytes included
     data = bytearray()
     while True:
         found = http.next_event()
         if found is h11.NEED_DATA:
-            http.receive_data(await reader.read(_PIECE))
+            piece = await reader.read(_PIECE)
+            left -= len(piece)
+            if left < 0:
+                raise MediaError("the server of the address sends more around the file than the file has")
+            http.receive_data(piece)
+            await asyncio.sleep(0)  # where more has come already, the read does not wait
         elif isinstance(found, h11.Response):
             given = {key.decode("latin-1"): value.decode("latin-1") for key, value in found.headers}
             if found.status_code in _REDIRECTS and "location" in given:
@@ -286,6 +304,8 @@ async def _ask(
 def _reason(error: Exception | None) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
     if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
         return error.strerror or type(error).__name__
     return type(error).__name__

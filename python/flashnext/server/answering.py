@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from types import TracebackType
 from typing import ClassVar, Protocol, Self
@@ -82,6 +82,7 @@ class Running:
         self._keepalive_s = keepalive_s
         self._told = told
         self._cleanup = ExitStack()
+        self._ends_s: float | None = None
         self._late = False
         self._ended = False
         self.requests: list[AsyncRequest] = []
@@ -97,6 +98,7 @@ class Running:
         await self._there.enter_async_context(while_there(self._receive))
         if self._timeout_s:
             timer = asyncio.get_running_loop().call_later(self._timeout_s, self._expire)
+            self._ends_s = timer.when()
             self._cleanup.callback(timer.cancel)
         return self
 
@@ -117,6 +119,21 @@ class Running:
             if isinstance(error, Exception):
                 self.error = error
             self._end(left=False)
+
+    @asynccontextmanager
+    async def in_time(self) -> AsyncIterator[None]:
+        """End what is waited for before there are replies when their time is over.
+
+        Raises:
+            RequestTimeout: It is.
+        """
+        try:
+            async with asyncio.timeout_at(self._ends_s):
+                yield
+        except TimeoutError:
+            self._late = True
+            self._require_time()
+            raise
 
     async def respond(self, answer: Answer, *, stream: bool) -> Response:
         """Write the response; it ends the replies in any case, in a stream with its own end.
@@ -181,7 +198,7 @@ class Running:
         if self._late:
             raise RequestTimeout(
                 f"the reply took longer than {self._timeout_s:g} s, the server's --request-timeout; "
-                "ask for fewer tokens"
+                "ask for fewer tokens, or show less"
             )
 
     def _expire(self) -> None:

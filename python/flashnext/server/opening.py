@@ -31,8 +31,10 @@ async def read_chat(service: Service, turn: Asked, running: Running) -> ReadProm
 
     Raises:
         InvalidField: It cannot be read, with the place in the request.
+        RequestTimeout: It took longer than replies may.
     """
-    return await _read(service, turn, {} if running.fetched is None else running.fetched, running.hold)
+    async with running.in_time():
+        return await _read(service, turn, {} if running.fetched is None else running.fetched, running.hold)
 
 
 async def _read(
@@ -43,9 +45,10 @@ async def _read(
 ) -> ReadPrompt:
     engine = service.engine
     with told_where_written(turn.messages):
-        messages = await _opened(service, turn.messages, fetched)
-        place = await service.media_room.place(engine.most_media_bytes(messages))
+        most = engine.most_media_bytes(turn.messages) + _most_fetched(service, turn.messages)
+        place = await service.media_room.place(most)
         hold(place)
+        messages = await _opened(service, turn.messages, fetched)
         prompt = await engine.read_async(messages, tools=turn.tools, options=turn.options)
         place.shrink(prompt.media_bytes)
         return prompt
@@ -73,6 +76,19 @@ async def tokens_of(service: Service, turn: Asked, receive: Receive) -> list[int
     return rendered.token_ids
 
 
+def _most_fetched(service: Service, messages: list[dict[str, Any]]) -> int:
+    """Bound the bytes of what a chat names by addresses."""
+    if service.addresses is None:
+        return 0
+    limits = service.settings.media_limits
+    n_bytes = sum(
+        limits.image_bytes if one.kind == "image" else limits.video_bytes
+        for one in found(messages)
+        if one.type != one.kind and not _has_data(one)
+    )
+    return min(n_bytes, service.settings.max_body_bytes)
+
+
 async def _opened(
     service: Service, messages: list[dict[str, Any]], fetched: dict[str, bytes]
 ) -> list[dict[str, Any]]:
@@ -96,7 +112,13 @@ async def _opened(
         try:
             data = fetched[url] if url in fetched else await addresses.fetch(url, min(most, left))
         except MediaError as error:
-            raise InvalidField(f"{place}.url", error.problem) from None
+            why = error.problem
+            if left < most:
+                why += (
+                    f"; all files of a request together may have {service.settings.max_body_bytes} bytes, "
+                    "the server's --max-body"
+                )
+            raise InvalidField(f"{place}.url", why) from None
         if url not in fetched:
             fetched[url] = data
             left -= len(data)
@@ -112,9 +134,9 @@ def _address(service: Service, one: Brought) -> str | None:
     Raises:
         InvalidField: It is of another kind, or none is fetched here.
     """
-    url = one.value.get("url") if isinstance(one.value, Mapping) else None
-    if not isinstance(url, str) or url[:5].lower() == "data:":
+    if _has_data(one):
         return None
+    url: str = one.value["url"]
     place, told = f"{one.place}.{one.type}.url", cut(repr(url[:80]), 60)
     if service.addresses is None:
         raise InvalidField(
@@ -128,6 +150,12 @@ def _address(service: Service, one: Brought) -> str | None:
             f"expected a data: URL with the file in base64, or one that begins with https://, found {told}",
         )
     return url
+
+
+def _has_data(one: Brought) -> bool:
+    """Whether a part has its file with it, or is none."""
+    url = one.value.get("url") if isinstance(one.value, Mapping) else None
+    return not isinstance(url, str) or url[:5].lower() == "data:"
 
 
 def _detail(one: Brought) -> Any:

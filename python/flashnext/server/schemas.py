@@ -24,7 +24,7 @@ _INPUT_IMAGE = _one(
     detail={"enum": ["low", "high", "auto", "original", None]},
 )
 _SOURCES = [
-    _one("base64", "media_type", "data", media_type=_TEXT, data=_TEXT),
+    _one("base64", "data", media_type=_TEXT, data=_TEXT),
     _one("url", "url", url=_ADDRESS),
 ]
 _IMAGE = _one("image", "source", source={"anyOf": _SOURCES})

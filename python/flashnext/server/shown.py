@@ -145,14 +145,29 @@ def without_data(value: Any) -> Any:
 
 def with_files(value: Any, fetched: Mapping[str, bytes]) -> Any:
     """Copy a request with what addresses held in their place."""
-    if isinstance(value, Mapping):
-        return {
-            key: f"data:;base64,{b64encode(fetched[one]).decode()}"
-            if key in ("url", "image_url") and isinstance(one, str) and one in fetched
-            else with_files(one, fetched)
-            for key, one in value.items()
-        }
-    return [with_files(one, fetched) for one in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [with_files(one, fetched) for one in value]
+    if not isinstance(value, Mapping):
+        return value
+    kind = value.get("type")
+    out = {
+        # What a call says is the model's own, whatever it looks like.
+        key: one if key == "arguments" or (kind, key) == ("tool_use", "input") else with_files(one, fetched)
+        for key, one in value.items()
+    }
+    if kind == "input_image":
+        _put_file(out, "image_url", fetched)
+    elif kind == "image" and isinstance(out.get("source"), dict):
+        _put_file(out["source"], "url", fetched)
+    elif kind in _OF_PROGRAMS.values() and isinstance(out.get(kind), dict):
+        _put_file(out[kind], "url", fetched)
+    return out
+
+
+def _put_file(part: dict[str, Any], key: str, fetched: Mapping[str, bytes]) -> None:
+    url = part.get(key)
+    if isinstance(url, str) and url in fetched:
+        part[key] = f"data:;base64,{b64encode(fetched[url]).decode()}"
 
 
 def _shortened(text: str) -> str:
